@@ -14,9 +14,11 @@ from flax import nnx
 
 from vit_jax import options as options_lib
 from vit_jax.foundation import pytrees
+from vit_jax.foundation.errors import UserError
 from vit_jax.loaded_model import LoadedModel
 from vit_jax.models.base import DType, Model, Pooling
 from vit_jax.models.capabilities import (
+  MergesTokens,
   PretrainingOptions,
   check_any_shape,
   with_one_patch_size,
@@ -54,6 +56,7 @@ class _Arguments:
   patch: Count | None = None
   classes: tuple[str, ...] | None = None
   max_patches: Count | None = None
+  token_merging: Amount = 0
 
   @classmethod
   def of(cls, **values: Any) -> '_Arguments':
@@ -73,7 +76,7 @@ def _without_numpy(value: Any) -> Any:
   return value.item() if isinstance(value, np.generic) else value
 
 
-# Fifteen parameters: people type them in notebooks, where an editor completes and explains them.
+# Sixteen parameters: people type them in notebooks, where an editor completes and explains them.
 def load(
   source: str | os.PathLike[str],
   *,
@@ -91,6 +94,7 @@ def load(
   patch: int | None = None,
   classes: Sequence[str] | None = None,
   max_patches: int | None = None,
+  token_merging: int = 0,
 ) -> LoadedModel:
   """The model of a checkpoint, its architecture read off the tensors.
 
@@ -116,6 +120,7 @@ def load(
     classes: of CLIP or SigLIP: texts such as 'a photo of a dog', of which its text tower makes the head.
     max_patches: NaFlex: images keep their aspect ratio and are cut into at most so many patches, for which the
       positions are resized. None: as the checkpoint takes its images; with image_size all of that size.
+    token_merging: patches that each block merges into others for logits (ToMe, models/token_merging.py).
 
   Raises:
     UserError: there is no such checkpoint, it is damaged, or it does not fit what is asked for.
@@ -146,6 +151,11 @@ def _built(pretrained: Pretrained, asked: _Arguments) -> LoadedModel:
     model = with_told('The checkpoint', with_one_patch_size(model), {'patch': asked.patch})
   model.grid(size, 'image_size')  # refuses a size that the patches do not divide, by the argument's name
   new_head = num_classes is not None and num_classes != own.num_classes
+  if asked.token_merging:
+    if not isinstance(model, MergesTokens):
+      raise UserError(f'token_merging is for a Vision Transformer, and this is {model.title}; leave it out.')
+    model = model.with_token_merging(asked.token_merging)
+    model.check('load')
   if asked.dtype is not None:
     model = dataclasses.replace(model, dtype=asked.dtype)
   if asked.position_resize is not None:  # for images of other sizes too

@@ -108,6 +108,18 @@ class AnyShapeOptions(Protocol):
 
 
 @runtime_checkable
+class MergesTokens(Protocol):
+  """Options of a model that may merge patches for inference (models/token_merging.py)."""
+
+  def with_token_merging(self, number: int) -> 'ModelConfig':
+    """The model whose blocks merge so many patches each."""
+    ...
+
+  def check(self, path: str) -> None:
+    """Raises UserError where options contradict each other."""
+
+
+@runtime_checkable
 class TextHeadOptions(Protocol):
   """Options of a model whose head can be made of texts (CLIP's zero-shot classifier)."""
 

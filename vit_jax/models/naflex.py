@@ -56,6 +56,8 @@ def check(config: 'ViTConfig', option: str) -> None:
     wrong = 'a ResNet in front of its patches; choose a model without one'
   elif config.patch_dropout:
     wrong = 'patch_dropout, which would leave padding in; leave it out'
+  elif config.token_merging:
+    wrong = 'token_merging, which would merge padding; leave it out'
   elif config.pool == 'none':
     wrong = "pool 'none', by which every patch gets logits; choose another pool"
   if wrong:

@@ -161,9 +161,8 @@ class TwoTowers(ViT):
     self.logit_bias = nnx.Param(jnp.full((1,), config.logit_bias))
 
   def __call__(self, images: jax.Array, *, keys: jax.Array | None = None) -> jax.Array:
-    tokens, weights = self.without_dropped_patches(self.embed(images), keys), self.weights_of(images)
-    tokens = self.encode(tokens, keys, grid=weights or self.grid_of(images), read=self._tokens_read)
-    return self.head_input(tokens, weights)
+    tokens = self.without_dropped_patches(self.embed(images), keys)
+    return self.head_input(*self.encode_images(images, tokens, keys))
 
   def head_input(self, tokens: jax.Array, weights: TokenWeights | None = None) -> jax.Array:
     features = super().head_input(tokens, weights).astype(jnp.float32)

@@ -16,7 +16,7 @@ from flax import nnx
 from flax.nnx import initializers
 
 from vit_jax.foundation.naflex import Patches
-from vit_jax.models import axial, naflex, patch_dropout, scanned_blocks
+from vit_jax.models import axial, naflex, patch_dropout, scanned_blocks, token_merging
 from vit_jax.models.base import Architecture, Grid, Model, Pooling, Sharding
 from vit_jax.models.dropout import dropout, fold_in
 from vit_jax.models.encoder_block import BLOCKS
@@ -102,13 +102,29 @@ class ViT(Model['ViTConfig']):
     self, images: jax.Array, *, keys: jax.Array | None = None
   ) -> tuple[jax.Array, jax.Array]:
     tokens = self.without_dropped_patches(self.embed(images), keys)
-    weights = self.weights_of(images)
-    tokens = self.encode(tokens, keys, grid=weights or self.grid_of(images), read=self._tokens_read)
+    tokens, weights = self.encode_images(images, tokens, keys)
     with jax.named_scope('head'):
       logits = self.head(self.head_input(tokens, weights).astype(jnp.float32))
       if self.distillation_head is None:
         return logits, logits
       return logits, self.distillation_head(tokens[:, 1].astype(jnp.float32))
+
+  def encode_images(
+    self, images: jax.Array, tokens: jax.Array, keys: jax.Array | None
+  ) -> tuple[jax.Array, TokenWeights | None]:
+    """`encode` of what `embed` gives of images, and the weights of the result, (B, N, D) or some of it, if it has any.
+
+    Without keys patches are merged, where the model's options say so.
+    """
+    weights, config = self.weights_of(images), self.config
+    if keys is not None or not config.token_merging:
+      tokens = self.encode(tokens, keys, grid=weights or self.grid_of(images), read=self._tokens_read)
+      return tokens, weights
+    weights = weights or TokenWeights(jnp.ones(tokens.shape[:2], jnp.float32))
+    z, weights = token_merging.apply(
+      self.blocks, tokens, weights, config.token_merging, self.leading_tokens, self._loop
+    )
+    return (z if self.norm is None else self.norm(z)), weights
 
   @property
   def _tokens_read(self) -> int | None:
