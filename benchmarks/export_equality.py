@@ -3,9 +3,9 @@
 python benchmarks/export_equality.py --photos=/path/to/photos --most=100 Ti/16 B/16 SigLIP
 python benchmarks/export_equality.py --photos=/path/to/photos --checkpoint=runs/mine
 
-Networks that are named are of the published shapes, with random parameters whose logits have a deviation of about 2.
-Each is written as ONNX, which takes the photographs' bytes, and as StableHLO; a line has the processor seconds that
-writing took.
+Networks that are named are of the published shapes, with random parameters; the head makes 1,000 logits of deviation 2
+of how a photograph's features differ from the mean, so that photographs differ in their classes. Each is written as
+ONNX, which takes the photographs' bytes, and as StableHLO; a line has the processor seconds that writing took.
 """
 
 import dataclasses
@@ -25,9 +25,10 @@ import vit_jax
 from vit_jax import export
 from vit_jax.data.image_files import image_files
 from vit_jax.data.preprocess import Preprocess
-from vit_jax.export import writing
+from vit_jax.export import inference, writing
 from vit_jax.loaded_model import LoadedModel
 from vit_jax.models.base import Architecture
+from vit_jax.models.batch_norm import BatchNorm
 from vit_jax.models.efficientnet import EfficientNetConfig
 from vit_jax.models.mixer import MixerConfig
 from vit_jax.models.resnet import ResNetConfig
@@ -58,7 +59,11 @@ def main() -> None:
   numbers = np.linspace(0, len(files) - 1, min(_MOST.value, len(files))).astype(int)
   photos = [Image.open(files[number]).convert('RGB') for number in numbers]
   for name in [*names, *_CHECKPOINT.value]:
-    model = random_model(MODELS[name], _DEPTH.value) if name in names else vit_jax.load(name)
+    if name in names:
+      model = random_model(MODELS[name], _DEPTH.value)
+      spread(model, photos[:32])
+    else:
+      model = vit_jax.load(name)
     print(name, compared(model, photos), flush=True)
 
 
@@ -72,8 +77,6 @@ def random_model(config, depth: int | None = None) -> LoadedModel:
   def draw(path, leaf):
     name = jax.tree_util.keystr(path)
     deviation = 0.02
-    if 'head' in name and leaf.ndim > 1:  # of features of unit length, or of unit deviation
-      deviation = 2 if getattr(config, 'cosine_head', False) else 2 / np.sqrt(leaf.shape[0])
     if leaf.ndim > 3 and 'kernel' in name and isinstance(config, ResNetConfig | EfficientNetConfig):
       deviation = np.sqrt(2 / np.prod(leaf.shape[-4:-1]))  # so that activations keep their size
     values = rng.standard_normal(leaf.shape, np.float32) * deviation
@@ -83,12 +86,33 @@ def random_model(config, depth: int | None = None) -> LoadedModel:
   return LoadedModel(module, Preprocess((224, 224), shorter=256, method='bicubic', antialias=True), None)
 
 
+def spread(model: LoadedModel, photos) -> None:
+  """Gives a network a head whose logits have a deviation of 2 over photographs, and their statistics to its norms."""
+  for _, part in nnx.iter_modules(model.module):
+    if isinstance(part, BatchNorm):
+      part.momentum = 0.0
+  if isinstance(model.config, EfficientNetConfig):
+    model.module(model.preprocess(photos), keys=jax.random.split(jax.random.key(0), len(photos)))
+  features = np.concatenate([model.embeddings(model.preprocess([photo])) for photo in photos])
+  head, rng = model.module.head, np.random.default_rng(1)
+  if getattr(model.config, 'cosine_head', False):
+    features = features / np.linalg.norm(features, axis=1, keepdims=True)
+  directions = rng.standard_normal(head.kernel.shape, np.float32)
+  logits = (features - features.mean(axis=0)) @ directions
+  head.kernel[...] = jnp.asarray(directions * 2 / logits.std(axis=0))
+  if head.bias is not None:
+    head.bias[...] = -features.mean(axis=0) @ head.kernel[...]
+
+
 def compared(model: LoadedModel, photos) -> str:
   """The largest differences of both formats from the model, and the seconds that each took to write."""
   outputs = ('probabilities',) if model.num_classes else ('embeddings',)
-  ours = jax.jit(lambda x: model.probabilities(model(x)) if model.num_classes else model.embeddings(x))
-  wanted = np.concatenate([ours(model.preprocess([photo])) for photo in photos])
-  parts = [f'{len(photos)} photos, largest {wanted.max():.2f}']
+  graphdef, state = nnx.split(model.module)
+  of = inference.function(model, outputs)
+  ours = jax.jit(lambda state, images: of(nnx.merge(graphdef, state), images)[outputs[0]])
+  wanted = np.concatenate([ours(state, model.preprocess([photo])) for photo in photos])
+  classes = len(set(wanted.argmax(axis=1)))
+  parts = [f'{len(photos)} photos, {classes} classes, probabilities to {wanted.max():.2f}']
   for kind, given in (('onnx', 'images'), ('stablehlo', 'tensor')):
     with tempfile.TemporaryDirectory() as folder:
       begun = time.process_time()

@@ -16,6 +16,8 @@ def batch(program: Program, seed: int, classes: int = 10) -> dict[str, jax.Array
     'image': rng.integers(0, 256, image.shape, dtype=np.uint8),
     'label': rng.integers(0, classes, image.shape[:1]).astype(np.int32),
   }
+  crops = {name: leaf for name, leaf in program.batch.items() if leaf.ndim == 5}
+  values |= {name: rng.integers(0, 256, leaf.shape, dtype=np.uint8) for name, leaf in crops.items()}
   return {name: jax.device_put(value, program.batch[name].sharding) for name, value in values.items()}
 
 

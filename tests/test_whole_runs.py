@@ -41,18 +41,35 @@ TWO_TOWERS = (
   .replace(f"'{STEPS} steps'", "'20 steps'")
 )
 
+SELF_DISTILLATION = (
+  re.sub(
+    r'ViTConfig\(.*?\n    \)',
+    "DinoConfig(variant='custom', patch=2, width=32, mlp_dim=64, depth=1, heads=4, stochastic_depth=0.2, "
+    'prototypes=64, projection_hidden=32, projection_width=16)',
+    CONFIG.replace(f"'{STEPS} steps'", "'20 steps'"),
+    flags=re.DOTALL,
+  )
+  .replace('ClassificationEvaluatorConfig(', 'FewShotEvaluatorConfig(seeds=1, ')
+  .replace(
+    '    ema=0.99,',
+    '    objective=SelfDistillationObjective(local_crops=2, local_size=(4, 4)),\n'
+    "    ema=0.9,\n    ema_schedule='cosine',",
+  )
+)
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
   ('config', 'state', 'processes'),
   [
     (pathlib.Path(batch_norm_model.__file__).read_text(), "model_state['block0']['norm']['mean']", 1),
+    (SELF_DISTILLATION, "ema['projection']['prototypes']['kernel']", 1),
     pytest.param(TWO_TOWERS, "params['text_tower']['embedding']", 1, marks=pytest.mark.nightly),
     pytest.param(  # compiling an EfficientNet takes a CPU a while
       *(SMALL_EFFICIENTNET, "model_state['top_norm']['mean']", 2), marks=pytest.mark.nightly
     ),
   ],
-  ids=['batch_norm', 'two_towers', 'efficientnet'],
+  ids=['batch_norm', 'self_distillation', 'two_towers', 'efficientnet'],
 )
 def test_a_killed_run_of_another_kind_of_model_ends_in_the_same_bits(tmp_path, config, state, processes):
   """Also where a single process goes on with the run of two."""
@@ -65,7 +82,7 @@ def test_a_killed_run_of_another_kind_of_model_ends_in_the_same_bits(tmp_path, c
   ('processes', 'number'),
   [
     (1, signal.SIGTERM),
-    (1, signal.SIGINT),
+    pytest.param(1, signal.SIGINT, marks=pytest.mark.nightly),
     (2, signal.SIGINT),
     pytest.param(2, signal.SIGTERM, marks=pytest.mark.nightly),
   ],

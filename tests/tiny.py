@@ -6,6 +6,7 @@ import numpy as np
 from flax import nnx
 
 from vit_jax.models.base import Architecture, ModelConfig
+from vit_jax.models.dino import DinoConfig
 from vit_jax.models.efficientnet import EfficientNetConfig
 from vit_jax.models.mae import MaeConfig
 from vit_jax.models.mixer import MixerConfig
@@ -25,6 +26,13 @@ def mae(**changes) -> MaeConfig:
   sizes = {'patch': 4, 'width': 32, 'mlp_dim': 48, 'depth': 2, 'heads': 4}
   decoder = {'decoder_width': 24, 'decoder_depth': 3, 'decoder_heads': 3}
   return MaeConfig(variant='custom', **{**sizes, **decoder, **changes})
+
+
+def dino(**changes) -> DinoConfig:
+  """A Vision Transformer of width 32 with two blocks, and 40 prototypes."""
+  sizes = {'patch': 4, 'width': 32, 'mlp_dim': 48, 'depth': 2, 'heads': 4}
+  projection = {'prototypes': 40, 'projection_hidden': 24, 'projection_width': 16}
+  return DinoConfig(variant='custom', **{**sizes, **projection, **changes})
 
 
 def two_towers(**changes) -> TwoTowersConfig:

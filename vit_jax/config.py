@@ -24,6 +24,7 @@ from vit_jax.foundation.durations import Duration, DurationOrZero
 from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import MODELS, ModelConfig
 from vit_jax.models.capabilities import check_any_shape
+from vit_jax.models.dino import DinoConfig
 from vit_jax.models.efficientnet import EfficientNetConfig
 from vit_jax.models.mae import MaeConfig
 from vit_jax.models.mixer import MixerConfig
@@ -36,6 +37,7 @@ from vit_jax.objectives.contrastive import ContrastiveObjective
 from vit_jax.objectives.distillation import DistillationObjective
 from vit_jax.objectives.mae import MaeObjective
 from vit_jax.objectives.masked_patches import MaskedPatchesObjective
+from vit_jax.objectives.self_distillation import SelfDistillationObjective
 from vit_jax.options import (
   RESUMABLE,
   BatchSize,
@@ -61,6 +63,7 @@ __all__ = [
   'Config',
   'ContrastiveObjective',
   'DataConfig',
+  'DinoConfig',
   'DistillationObjective',
   'EfficientNetConfig',
   'FewShotEvaluatorConfig',
@@ -73,6 +76,7 @@ __all__ = [
   'OptimizerConfig',
   'ResNetConfig',
   'ScheduleConfig',
+  'SelfDistillationObjective',
   'StopConfig',
   'TensorBoardConfig',
   'TwoTowersConfig',
@@ -102,20 +106,25 @@ class Config:
   # Number of parts of a batch, computed one after the other to save memory. None for as few as fit (training/auto.py).
   # A model with running statistics takes them from each part, so that its parts are chosen only here.
   accumulation: Annotated[Count | None, RESUMABLE] = None
-  # Model, by model.name: 'vit' (hybrids too), 'mae', 'two_towers', 'mixer', 'resnet' or 'efficientnet'.
+  # Model, by model.name: 'vit' (hybrids too), 'mae', 'dino', 'two_towers', 'mixer', 'resnet' or 'efficientnet'.
   model: Annotated[ModelConfig, MODELS] = ViTConfig()  # noqa: RUF009 (frozen)
   init: InitConfig = InitConfig()  # noqa: RUF009
   adapter: AdapterConfig = AdapterConfig()  # noqa: RUF009
   data: DataConfig = DataConfig()  # noqa: RUF009
   # Evaluators by name, each of type 'classification', 'fewshot' or 'zero_shot'.
   evaluators: Annotated[dict[str, EvaluatorConfig], EVALUATORS] = dataclasses.field(default_factory=dict)
-  # Objective, by objective.name: 'classification', 'contrastive', 'distillation', 'mae' or 'masked_patches'.
+  # Objective, by objective.name: 'classification', 'contrastive', 'distillation', 'mae', 'masked_patches' or
+  # 'self_distillation'.
   objective: Annotated[Objective, OBJECTIVES] = ClassificationObjective()  # noqa: RUF009
   optimizer: OptimizerConfig = OptimizerConfig()  # noqa: RUF009
   schedule: ScheduleConfig = ScheduleConfig()  # noqa: RUF009
   # Decay in a step of an exponential moving average (EMA) of the parameters and running statistics, which is evaluated
   # beside them. 0 for no EMA.
   ema: Annotated[float, Between(0, 1 - 1e-9)] = 0.0
+  # Course of that decay: 'constant'; 'warmup', the smaller one of `ema` and (1 + step) / (10 + step), as TensorFlow's,
+  # so that the average of a short run is not held back by its first parameters; or 'cosine', from `ema` to 1 at the end
+  # of the run, as of a teacher (DINO).
+  ema_schedule: Literal['constant', 'warmup', 'cosine'] = 'constant'
   # Action at a loss or gradient that is not finite: 'stop', or 'skip' the step.
   nonfinite: Literal['stop', 'skip'] = 'stop'
   mesh: Annotated[MeshConfig, RESUMABLE] = MeshConfig()  # noqa: RUF009
@@ -183,17 +192,16 @@ class Config:
         f'change one of them.'
       )
     self.objective.check_run(self.model, self.data)
-    if self.data.max_patches:
-      check_any_shape(self.model, f'{path}.data.max_patches')
-      if self.data.patch != self.model.patch_pixels:
-        raise UserError(
-          f'{path}.data.patch is {self.data.patch} pixels, and the model has patches of {self.model.patch_pixels}; set '
-          f'it to {self.model.patch_pixels}.'
-        )
-      if self.objective.frozen_models():
-        raise UserError(
-          f'{path}.data.max_patches is for images of any shape, and teachers take images of one size; leave it out.'
-        )
+    self._check_any_shape(path)
+    if self.objective.learns_from_ema and not self.ema:
+      raise UserError(
+        f'{path}.objective is {self.objective.title}, whose teacher is the EMA, and {path}.ema is 0; set it to 0.99 or '
+        f'more.'
+      )
+    if self.objective.learns_from_ema and self.adapter.rank:
+      raise UserError(
+        f'{path}.adapter.rank is {self.adapter.rank}, and {self.objective.title} trains whole models; leave it out.'
+      )
     if self.adapter.rank and self.init.checkpoint is None:
       raise UserError(
         f'{path}.adapter.rank is {self.adapter.rank}, and an adapter needs a trained base; name it in '
@@ -217,6 +225,22 @@ class Config:
       self._check_evaluator(f'{path}.evaluators.{name}', evaluator)
     self._check_metric(f'{path}.checkpoint.best', self.checkpoint.best)
     self._check_metric(f'{path}.stop.metric', self.stop.metric)
+
+  def _check_any_shape(self, path: str) -> None:
+    """Raises UserError for what takes images of one size, where data.max_patches is for images of any shape."""
+    if not self.data.max_patches:
+      return
+    check_any_shape(self.model, f'{path}.data.max_patches')
+    if self.data.patch != self.model.patch_pixels:
+      raise UserError(
+        f'{path}.data.patch is {self.data.patch} pixels, and the model has patches of {self.model.patch_pixels}; set '
+        f'it to {self.model.patch_pixels}.'
+      )
+    if self.objective.frozen_models() or self.objective.extra_crops(self.data):
+      raise UserError(
+        f'{path}.data.max_patches is for images of any shape, and {self.objective.title} takes images of one size; '
+        'leave it out.'
+      )
 
   def _check_evaluator(self, path: str, evaluator: EvaluatorConfig) -> None:
     crop = evaluator.crop or 'resize'

@@ -45,6 +45,7 @@ _OUTPUT = flags.DEFINE_string(
 _BATCH_SIZE = flags.DEFINE_integer('batch_size', 32, 'Images at a time.', lower_bound=1)
 _CLASS_NAMES = cli.define_class_names()
 _TTA = cli.define_tta()
+_MAX_PATCHES, _TOKEN_MERGING = cli.define_tokens()
 
 _NAME = 'evaluation'  # of the files
 _LISTED = 20  # classes in the table on the screen
@@ -69,7 +70,12 @@ def main(arguments: Sequence[str]) -> None:
   asked = _asked(arguments, checkpoint)
   source = _opened(asked)
   compilation_cache.enable()
-  model = load(checkpoint, weights=_WEIGHTS.value)
+  model = load(
+    checkpoint,
+    weights=_WEIGHTS.value,
+    max_patches=_MAX_PATCHES.value,
+    token_merging=_TOKEN_MERGING.value or 0,
+  )
   model.check_classifies(checkpoint)
   if _CLASS_NAMES.value is not None:
     model.class_names = class_names.read(_CLASS_NAMES.value, model.num_classes)
@@ -113,7 +119,7 @@ def _asked(arguments: Sequence[str], checkpoint: str) -> _Asked:
   if named and _SPLIT.value not in (None, named):
     raise UserError(f'{spec} names a split, and --split={_SPLIT.value} another; leave one of them out.')
   split = _SPLIT.value or named or sources.evaluated(spec, recipes.held_out(spec), trained)
-  return _Asked(spec, split, DataConfig(val_fraction=trained.val_fraction))
+  return _Asked(spec, split, DataConfig(val_fraction=trained.val_fraction, fold=trained.fold))
 
 
 def _of_run(config: 'Config | None', checkpoint: str) -> _Asked:
@@ -244,6 +250,8 @@ def _facts(checkpoint: str, asked: _Asked, unreadable: Sequence[str]) -> dict[st
     'checkpoint': checkpoint,
     'data': sources.title(asked.spec, asked.split),
     'tta': bool(_TTA.value),
+    'max_patches': _MAX_PATCHES.value,
+    'token_merging': _TOKEN_MERGING.value,
     'unreadable': list(unreadable),
   }
 
@@ -272,9 +280,8 @@ def _accuracy(examples: 'Examples') -> str:
   """'94.20% of 500 images (95% interval 91.80% to 95.93%)'."""
   from vit_jax.evaluation import classification_metrics
 
-  count, right = len(examples.label), int(classification_metrics.hits(examples).sum())
-  interval = classification_metrics.interval_text(right, count)
-  return f'{right / count:.2%} of {count:,} images (95% interval {interval})'
+  right = int(classification_metrics.hits(examples).sum())
+  return classification_metrics.share_text(right, len(examples.label))
 
 
 def _text(examples: 'Examples', names: Sequence[str]) -> str:

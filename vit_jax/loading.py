@@ -154,8 +154,7 @@ def _built(pretrained: Pretrained, asked: _Arguments) -> LoadedModel:
   if asked.token_merging:
     if not isinstance(model, MergesTokens):
       raise UserError(f'token_merging is for a Vision Transformer, and this is {model.title}; leave it out.')
-    model = model.with_token_merging(asked.token_merging)
-    model.check('load')
+    model = model.with_token_merging(asked.token_merging, 'load')
   if asked.dtype is not None:
     model = dataclasses.replace(model, dtype=asked.dtype)
   if asked.position_resize is not None:  # for images of other sizes too

@@ -210,7 +210,7 @@ def digits_of_test():
   return images.astype(np.float32) / 127.5 - 1, np.array([record.label for record in records])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_another_base_is_refused(tmp_path):
   """By a run that goes on, and by whoever loads what it has learned; a base that moved is named."""
   own = write_base(tmp_path / 'base')
@@ -260,7 +260,7 @@ def test_a_word_chooses_what_is_trained(base):
     recipes.fitted(str(base), 'digits', 'last3')
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_killed_run_ends_in_the_same_bits(base, tmp_path):
   """With dropout of the adapters' inputs, magnitudes, an EMA and a base in bfloat16."""
   options = 'init=InitConfig({!r}), adapter=AdapterConfig({}), ema'.format(

@@ -55,7 +55,7 @@ def test_lease_is_lost_with_its_folder_or_its_file(tmp_path, harm):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('harm', ['moved', 'removed'])
+@pytest.mark.parametrize('harm', [pytest.param('moved', marks=pytest.mark.nightly), 'removed'])
 def test_run_whose_workdir_another_run_has_ends_without_a_trace_in_it(tmp_path, harm, monkeypatch):
   folder, theirs, managers = tmp_path / 'run', {}, []
 
@@ -184,7 +184,7 @@ def test_takeover_that_was_killed_before_its_first_save_goes_on_as_it_was_taken(
   assert int(loop.train(faster, tmp_path).step) == 6
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_training_data_that_was_changed_in_place_is_said(tmp_path, caplog):
   images = bucket_data.write_images(tmp_path / 'images')
   sources = [f'folder:{images}', bucket_data.prepare(images, str(tmp_path / 'set/1.0.0'))]

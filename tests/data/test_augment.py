@@ -3,6 +3,7 @@ import functools
 
 import numpy as np
 import pytest
+from PIL import Image
 from scipy import stats
 
 from vit_jax.data import augment, augment_policy, transforms
@@ -17,7 +18,9 @@ def rng(seed=0):
   return np.random.default_rng(seed)
 
 
-@pytest.mark.parametrize('text', [*augment_policy.LEVELS, '3augment', 'jitter(0.4)', 'medium1 | erase(1)'])
+@pytest.mark.parametrize(
+  'text', [*augment_policy.LEVELS, '3augment', 'jitter(0.4)', 'medium1 | erase(1)', 'dino(0.5,0.5)']
+)
 @pytest.mark.parametrize('channels', [1, 3])
 @pytest.mark.parametrize('size', [(32, 32), (7, 5), (1, 1)])
 def test_every_augmentation_keeps_shape_and_type_and_is_a_function_of_the_generator(text, channels, size):
@@ -194,3 +197,14 @@ def test_erase_fills_a_box_of_the_papers_distribution_with_noise():
 def test_erase_with_probability_zero_and_one():
   np.testing.assert_array_equal(augment.erase(NOISE, rng(), probability=0), NOISE)
   assert all((augment.erase(NOISE, rng(seed), probability=1) != NOISE).any() for seed in range(100))
+
+
+@pytest.mark.parametrize('turn', [-0.1, 0.07])
+def test_hues_turn_as_pillows(turn):
+  """As torchvision does it: Pillow's HSV, whose hue is a byte."""
+  image = np.asarray(Image.fromarray(NOISE).resize((56, 28), Image.Resampling.BOX))
+  hsv = np.array(Image.fromarray(image).convert('HSV'))
+  hsv[..., 0] += np.uint8(int(turn * 256) % 256)
+  expected = np.asarray(Image.fromarray(hsv, 'HSV').convert('RGB')).astype(int)
+  difference = np.abs(ops.hue(image, turn) - expected)
+  assert difference.mean() < 1.5 and np.percentile(difference, 99) <= 8

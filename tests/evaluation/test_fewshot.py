@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 from PIL import Image
-from sklearn import linear_model
+from sklearn import linear_model, neighbors
 
 from vit_jax import config as c
 from vit_jax.evaluation import features, fewshot
@@ -47,6 +47,19 @@ def test_the_ridge_probe_is_scikit_learns_on_standardised_features():
   expected = linear_model.Ridge(alpha=3.0, fit_intercept=False).fit(x, targets)
   predicted = expected.predict(np.hstack([scale(test.values), np.full((200, 1), 100.0)])).argmax(axis=1)
   np.testing.assert_array_equal(PROBES['ridge'](*train, 4)(test.values, 3.0), predicted)
+
+
+def test_weighted_neighbours_are_scikit_learns():
+  train, test = clusters(300, 0), clusters(1500, 1)
+  peer = neighbors.KNeighborsClassifier(
+    20, metric='cosine', algorithm='brute', weights=lambda distances: np.exp((1 - distances) / 0.07)
+  )
+  expected = peer.fit(np.float64(train.values), train.labels).predict(np.float64(test.values))
+  np.testing.assert_array_equal(PROBES['weighted_knn'](*train, 4)(test.values, 20), expected)
+  assert (
+    fewshot.score('weighted_knn', [20], train, clusters(0, 2), test, 4).accuracy
+    == (expected == test.labels).mean()
+  )
 
 
 @pytest.mark.slow

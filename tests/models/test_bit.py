@@ -97,7 +97,7 @@ def test_rematerialisation_computes_again_what_it_says(remat, unroll):
   assert any(equation.primitive.name == 'scan' for equation, _ in run) != unroll
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_rematerialisation_and_unrolling_do_not_change_gradients():
   x = tiny.images(2, (16, 16))
 

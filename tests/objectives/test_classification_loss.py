@@ -1,6 +1,7 @@
 """Targets, losses and hits of classes, lists of classes and classes with weights against NumPy and float64."""
 
 import dataclasses
+import importlib.util
 
 import chex
 import jax
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import average_precision_score
 
+from vit_jax import config as c
 from vit_jax.evaluation import classification_metrics, ranking
 from vit_jax.foundation.errors import UserError
 from vit_jax.objectives import classification
@@ -194,3 +196,80 @@ def test_class_weights_of_another_number_than_the_classes_are_refused():
     UserError, match='class_weights has 2 weights, and the data has 3 classes; give one for each'
   ):
     ClassificationObjective(class_weights=(1.0, 2.0)).with_counts(3, None)
+
+
+def numpy_loss(logits, targets, objective, weights):
+  """The training loss in float64, class by class: focal, asymmetric, with Poly-1's and z's terms."""
+  wide, terms = logits.astype(np.float64), np.zeros(logits.shape)
+  o = objective
+
+  def cost(p, focus):
+    return -((1 - p) ** focus) * np.log(p) + o.poly * (1 - p)
+
+  if o.loss == 'softmax':
+    shares = np.exp(wide) / np.exp(wide).sum(1, keepdims=True)
+    terms = targets * cost(shares, o.focus)
+    return (weights * terms).sum(1) + o.z_loss * np.log(np.exp(wide).sum(1)) ** 2
+  p = 1 / (1 + np.exp(-wide))
+  other_focus = o.focus if o.other_focus is None else o.other_focus
+  terms = targets * cost(p, o.focus) + (1 - targets) * cost(1 - np.maximum(p - o.margin, 0), other_focus)
+  return (weights * terms).sum(1)
+
+
+@pytest.mark.parametrize(
+  'options',
+  [
+    {'focus': 2.0},
+    {'poly': 1.5, 'z_loss': 1e-2, 'label_smoothing': 0.1, 'class_weights': tuple(np.linspace(0.5, 2, 6))},
+    {'loss': 'sigmoid', 'focus': 0.5, 'poly': -0.5},
+    {'loss': 'sigmoid', 'focus': 1.0, 'other_focus': 4.0, 'margin': 0.05, 'label_smoothing': 0.1},
+  ],
+)
+def test_losses_of_hard_examples_equal_numpy_in_float64_and_have_gradients_everywhere(options):
+  objective = ClassificationObjective(**options)
+  rng = np.random.default_rng(0)
+  logits, labels = rng.normal(size=(ROWS, 6)).astype(np.float32) * 3, rng.integers(0, 6, ROWS)
+  smoothed = np.eye(6)[labels] * (1 - objective.label_smoothing) + objective.label_smoothing / 6
+  weights = np.ones(6) if objective.class_weights is None else np.asarray(objective.class_weights)
+  batch = {'label': labels.astype(np.int32)}
+  expected = numpy_loss(logits, smoothed, objective, weights)
+  np.testing.assert_allclose(objective.label_losses(logits, batch), expected, rtol=2e-5, atol=1e-6)
+  extreme = np.concatenate([200 * np.eye(6, dtype=np.float32)[labels], logits * 0, -200 * np.eye(6)[labels]])
+  labels = {'label': np.tile(batch['label'], 3)}
+  gradient = jax.grad(lambda x: objective.label_losses(x, labels).sum())(extreme.astype(np.float32))
+  assert np.isfinite(gradient).all()
+  assert objective.cross_entropy(
+    logits, smoothed, smooth=False
+  ) == pytest.approx(  # evaluations count all alike
+    ClassificationObjective(loss=objective.loss).cross_entropy(logits, smoothed, smooth=False)
+  )
+
+
+@pytest.mark.parametrize('gammas', [(1.0, 4.0), (0.0, 2.0)])
+def test_the_asymmetric_loss_is_timms(gammas):
+  """timm's file by itself, since the package imports torchvision."""
+  torch, package = pytest.importorskip('torch'), importlib.util.find_spec('timm')
+  if package is None:
+    pytest.skip('needs timm')
+  spec = importlib.util.spec_from_file_location(
+    'asymmetric_loss', f'{package.submodule_search_locations[0]}/loss/asymmetric_loss.py'
+  )
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  rng = np.random.default_rng(1)
+  logits, weights = rng.normal(size=(ROWS, 9)).astype(np.float32) * 3, np.ones((ROWS, LONGEST), np.float32)
+  labels, _ = lists(rng, 9)
+  focus, other_focus = gammas
+  objective = ClassificationObjective(loss='sigmoid', focus=focus, other_focus=other_focus, margin=0.05)
+  theirs = module.AsymmetricLossMultiLabel(gamma_neg=other_focus, gamma_pos=focus, clip=0.05)
+  targets = torch.tensor(dense(labels, weights, 9), dtype=torch.float32)
+  got = objective.label_losses(logits, {'label': labels})
+  np.testing.assert_allclose(np.mean(got), theirs(torch.tensor(logits), targets), rtol=1e-5)
+
+
+@pytest.mark.parametrize('options', [{'margin': 0.05}, {'loss': 'sigmoid', 'z_loss': 1e-4}])
+def test_an_option_of_the_other_loss_is_refused(options):
+  with pytest.raises(
+    UserError, match=r'^config\.objective\.\w+ is for loss .*; leave it out, or change the loss\.$'
+  ):
+    c.from_config_dict(c.as_json(c.Config(objective=ClassificationObjective(**options))))

@@ -213,7 +213,7 @@ def test_eight_devices_and_accumulation_give_what_one_device_does_and_keep_the_t
   np.testing.assert_allclose(other_losses, losses, atol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_labels_train_the_class_head_only_and_teachers_the_distillation_head_only(folder):
   for weight, still in ((0.0, 'distillation_head'), (1.0, 'head')):
     given = config('vit', folder=folder, model=tiny.options(distillation_token=True))

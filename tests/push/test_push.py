@@ -191,7 +191,7 @@ def test_what_was_pushed_gives_the_same_logits_elsewhere(kind, golden, hub, tmp_
   np.testing.assert_array_equal(logits('hf:me/model@v1', images), wanted)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_adapter_is_pushed_alone_and_its_card_loads_it_with_its_base(golden, hub, tmp_path):
   pytest.importorskip('peft', reason="needs the extra 'peers'", exc_type=ImportError)
   base = read(path(golden, 'a_vit_token'))

@@ -345,3 +345,21 @@ def test_argument_of_a_study_that_it_does_not_have_is_said():
     definition.load('shape:mnist')
   with pytest.raises(UserError, match="The study poster takes no argument; leave ':digits' out"):
     definition.load('poster:digits')
+
+
+def test_a_cross_validation_holds_out_another_fold_in_each_run_and_counts_all_images(tmp_path):
+  study = dataclasses.replace(definition.load('kfold:3,quickstart'), title='Three folds')
+  runs = definition.runs(study, tmp_path)
+  assert [run.config.data.fold for run in runs] == ['1/3', '2/3', '3/3']
+  assert {run.config.evaluators['test'].split for run in runs} == {'val'}
+  results = {}
+  for run, (right, images) in zip(runs[:2], ((90, 100), (48, 50)), strict=True):  # the third has not ended
+    results[run.title] = result(right / images)
+    (run.folder / 'report').mkdir(parents=True)
+    report = {'images': images, 'metrics': {'accuracy': right / images}}
+    (run.folder / 'report' / 'test.json').write_text(json.dumps(report))
+  table.write(study, results, tmp_path)
+  text = (tmp_path / 'table.md').read_text()
+  assert (
+    'fold 3/3' in text and '92.00% of 150 images (95% interval 86.54% to 95.36%)' in text
+  )  # scipy's binomtest

@@ -104,7 +104,7 @@ def test_a_model_with_running_statistics_keeps_its_batch_whole():
   assert (chosen.accumulation, chosen.model.remat) == (1, 'block')
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_feature_maps_of_few_images_a_tpu_core_take_the_memory_of_eight():
   config = c.Config(
     batch_size=2048,
@@ -129,7 +129,8 @@ def test_what_the_config_says_is_kept():
 def test_short_runs_and_gpus_have_a_loop():
   config = c.Config(model=tiny.options(), data=c.DataConfig(image_size=(12, 8)))
   assert _choose(config, _devices(8, 'TPU v3'), steps=100)[0] == (1, False, 'none')
-  assert _choose(config, _devices(8, 'NVIDIA A100-SXM4-80GB'))[0] == (1, False, 'none')
+  assert _choose(config, _devices(8, 'NVIDIA A100-SXM4-80GB'))[0] == (1, True, 'none')
+  assert _choose(config, _devices(8, 'NVIDIA A100-SXM4-80GB'), steps=999)[0] == (1, False, 'none')
 
 
 def test_a_single_device_has_a_loop_where_blocks_are_computed_again():

@@ -26,6 +26,7 @@ _AUGMENTATIONS: dict[str, tuple[_Argument, ...]] = {
   '3augment': (),
   'jitter': (_Argument('strength', 0, 1),),
   'erase': (_Argument('probability', 0, 1),),
+  'dino': (_Argument('blur', 0, 1), _Argument('solarize', 0, 1)),
 }
 
 # AugReg ('How to train your ViT?', arXiv 2106.10270), section 3: each level's RandAugment, and its mixup

@@ -2,11 +2,11 @@
 
 import dataclasses
 import math
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 
-from vit_jax.data import augment_policy
+from vit_jax.data import augment_policy, folds
 from vit_jax.foundation.durations import Duration
 from vit_jax.foundation.errors import UserError
 from vit_jax.foundation.registry import KindOf
@@ -29,6 +29,16 @@ Resize = Pixels | tuple[Pixels, Pixels]  # see `EvaluatorConfig.resize`
 Interpolation = Literal['bilinear', 'pillow_nearest', 'pillow_bilinear', 'pillow_bicubic', 'pillow_lanczos']
 _HALF = (0.5,)
 _LARGEST_RATIO = 256  # of an image's side to the side of the middle that is cut out
+
+
+class ExtraCrops(NamedTuple):
+  """Crops of each training image beside the one that `DataConfig.crop` makes; a batch has them by their name."""
+
+  name: str  # of uint8 (B, number, *size, C)
+  number: int
+  size: tuple[int, int]  # height, width
+  area: tuple[float, float]  # smallest and largest share of the image; see DataConfig.area
+  augment: str  # see DataConfig.augment
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,9 +96,9 @@ class DataConfig:
   # Mirroring of half of the training images, left to right.
   flip: bool = True
   # Augmentation of the cut image, in this order: 'randaugment(LAYERS,MAGNITUDE)', '3augment' (DeiT III),
-  # 'jitter(STRENGTH)' of brightness, contrast and saturation, 'erase(PROBABILITY)' of a random box; or a level
-  # of AugReg, which brings mixup along: 'none', 'light1', 'light2', 'medium1', 'medium2', 'strong1' or
-  # 'strong2'. Several are joined: 'medium1 | erase(0.25)'.
+  # 'jitter(STRENGTH)' of brightness, contrast and saturation, 'dino(BLUR,SOLARIZE)', DINO's colours and those two by
+  # their probabilities, 'erase(PROBABILITY)' of a random box; or a level of AugReg, which brings mixup along: 'none',
+  # 'light1', 'light2', 'medium1', 'medium2', 'strong1' or 'strong2'. Several are joined: 'medium1 | erase(0.25)'.
   augment: Annotated[str, augment_policy.parse] = 'none'
   # Parameter α of mixup, which blends each image, and its target, with another one of the batch; the shares are drawn
   # from Beta(α, α), and train/accuracy counts the image with the larger share. 0 to switch it off. None for what
@@ -109,6 +119,10 @@ class DataConfig:
   interpolation: Interpolation | None = None
   # Share of the images held out as 'val', in a folder without train/ and val/.
   val_fraction: Annotated[float, Between(TINY, 1 - TINY)] = 0.1
+  # Fold of cross-validation, such as '2/5': 'val' is the second of five parts with the same classes, and 'train' the
+  # other four, of the images of a folder without train/ and val/, or of another source's 'train'. None to hold out
+  # val_fraction.
+  fold: Annotated[str, folds.parse] | None = None
   # Action at a training image that cannot be decoded: 'stop', or 'replace' it by the image in its row of the next step.
   # Replaced images are counted as data/bad_images and listed in report/bad_images.jsonl.
   bad_images: Annotated[Literal['stop', 'replace'], RESUMABLE] = 'stop'

@@ -72,6 +72,15 @@ def saturation(image: np.ndarray, factor: float) -> np.ndarray:
   return _blend(grayscale(image), image, factor)
 
 
+def hue(image: np.ndarray, turn: float) -> np.ndarray:
+  """Turns the hue by a share of the circle, -0.5 to 0.5."""
+  if image.shape[2] == 1:
+    return image
+  hsv = cv2.cvtColor(image, cv2.COLOR_RGB2HSV_FULL)
+  hsv[..., 0] += np.uint8(int(turn * 256) % 256)  # which overflows as hues do
+  return cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB_FULL)
+
+
 def sharpness(image: np.ndarray, factor: float) -> np.ndarray:
   """Factor 0: smoothed, except the outermost pixels; 1: unchanged; more: sharper."""
   smooth = image.copy()

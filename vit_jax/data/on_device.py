@@ -37,15 +37,15 @@ def prepare_training(batch: Batch, data: DataConfig, key: jax.Array) -> Batch:
   """Mirrors, mixes and scales a training batch.
 
   Args:
-    batch: 'image', uint8 (B, H, W, C), and 'label', int32 (B,) or (B, n); perhaps 'weight', float32 (B, n), and
-      'text', int32 (B, N), where nothing is mixed. Of images of any shape also 'grid', int32 (B, 2); these are columns
-      of patches, mirrored already.
+    batch: 'image', uint8 (B, H, W, C), and 'label', int32 (B,) or (B, n); perhaps 'weight', float32 (B, n), and, where
+      nothing is mixed, 'text', int32 (B, N), and extra crops, uint8 (B, n, H, W, C). Of images of any shape also
+      'grid', int32 (B, 2); these are columns of patches, mirrored already.
     data: flip, mixup, cutmix, mix_per, mean, std.
     key: a typed PRNG key of this step.
 
   Returns:
-    'image', float32 (B, H, W, C) or `Patches`, 'label' and, where they are there, 'weight' and 'text', as they were. If
-    images are mixed, also 'label_b' (and 'weight_b'), of the same shapes, and 'lam', float32 (B,), between 0.5 and 1:
+    'image', float32 or `Patches`, extra crops, float32, and 'label', 'weight' and 'text', where they are there, as they
+    were. If images are mixed, also 'label_b' (and 'weight_b'), of the same shapes, and 'lam', float32 (B,), 0.5 to 1:
     'label' belongs to the image that makes up the share `lam` of the mixture, 'label_b' to the other one.
   """
   flip_key, mix_key = jax.random.split(key)
@@ -56,7 +56,10 @@ def prepare_training(batch: Batch, data: DataConfig, key: jax.Array) -> Batch:
     images = jnp.where(mirrored[:, None, None, None], images[:, :, ::-1], images)
   weights = _weights(mix_key, data, images.shape)
   if weights is None:
-    return {'image': prepared(batch | {'image': images}, data), **targets}
+    crops = {name: values for name, values in batch.items() if values.ndim == 5}
+    for number, (name, values) in enumerate(sorted(crops.items())):
+      crops[name] = prepare(_some_mirrored(values, data, jax.random.fold_in(mix_key, number)), data)
+    return {'image': prepared(batch | {'image': images}, data), **targets, **crops}
   mixed = weights * images + (1 - weights) * _neighbours(images)
   own = jnp.broadcast_to(weights.mean(axis=(1, 2, 3)), len(images))  # share of each row's own image
   is_larger = (own >= 0.5).reshape(-1, *[1] * (batch['label'].ndim - 1))
@@ -66,6 +69,15 @@ def prepare_training(batch: Batch, data: DataConfig, key: jax.Array) -> Batch:
     result[name] = jnp.where(is_larger, values, neighbours)
     result[f'{name}_b'] = jnp.where(is_larger, neighbours, values)
   return result
+
+
+def _some_mirrored(crops: jax.Array, data: DataConfig, key: jax.Array) -> jax.Array:
+  """Extra crops, (B, n, H, W, C), half of them mirrored where `data` says so."""
+  if not data.flip:
+    return crops
+  keys = keys_of_rows(key, len(crops))
+  mirrored = jax.vmap(lambda key: jax.random.bernoulli(key, shape=crops.shape[1:2]))(keys)
+  return jnp.where(mirrored[:, :, None, None, None], crops[:, :, :, ::-1], crops)
 
 
 def keys_of_rows(key: jax.Array, rows: int) -> jax.Array:

@@ -23,18 +23,21 @@ import jax
 import numpy as np
 
 from vit_jax.data.bad_images import BadImages
-from vit_jax.data.config import DataConfig, EvalCrop, Resize
+from vit_jax.data.config import DataConfig, EvalCrop, ExtraCrops, Resize
+from vit_jax.data.decode import Picture
 from vit_jax.data.prefetch import Batch, Prefetcher, Work, default_threads
 from vit_jax.data.rng import PositionRngs
 from vit_jax.data.shuffle import Shuffle
 from vit_jax.data.sources.base import Record, Source
-from vit_jax.data.transforms import eval_image, train_image
+from vit_jax.data.transforms import eval_image, extra_crops, train_image
 from vit_jax.foundation.errors import BadImage, UserError
 from vit_jax.foundation.naflex import Patches
 from vit_jax.parallel.mesh import check_batch_divides
 
 _REPLACEMENTS = 10  # tried for an image that cannot be decoded
-Example = tuple[Any, Record, np.ndarray | None]  # image, record, tokens of its text if it has one
+Example = tuple[
+  Record, dict[str, np.ndarray]
+]  # a record, and by name what a row of a batch has of it, its label apart
 _TASKS_PER_THREAD = 4  # per batch: enough to even out, few enough that small images stay cheap
 
 
@@ -75,13 +78,6 @@ class _Pipeline(abc.ABC):
     if data.label_weights:
       buffers['weight'] = np.zeros(labels.shape, np.float32)
     return buffers
-
-  def _set_image(self, buffers: dict[str, np.ndarray], row: int, image: Any) -> None:
-    """Writes an image, or the patches of one of any shape, into a row of the buffers."""
-    if isinstance(image, Patches):
-      buffers['image'][row], buffers['grid'][row] = image.pixels, image.grids
-    else:
-      buffers['image'][row] = image
 
   def _set_labels(self, buffers: dict[str, np.ndarray], row: int, record: Record) -> None:
     """Writes the label of a record, and its weights if the run has them, into a row of the buffers."""
@@ -134,7 +130,8 @@ class TrainPipeline(_Pipeline):
   A batch is {'image': uint8 (B, H, W, C), 'label': int32 (B,)}, global arrays. With data.max_patches images are columns
   of patches (foundation/naflex.py), and there is 'grid', int32 (B, 2). If images have lists of
   classes, 'label' is (B, data.max_labels), padded with -1; with data.label_weights there is also 'weight',
-  float32 of the same shape, padded with 0. With `captions` there is 'text', int32 (B, N).
+  float32 of the same shape, padded with 0. With `captions` there is 'text', int32 (B, N), and each of `extra_crops`
+  under its name.
   """
 
   def __init__(
@@ -147,6 +144,7 @@ class TrainPipeline(_Pipeline):
     sharding: jax.sharding.Sharding,
     data_at: Callable[[int], DataConfig] | None = None,
     captions: Captions | None = None,
+    extra_crops: tuple[ExtraCrops, ...] = (),
   ):
     """
     Args:
@@ -157,6 +155,7 @@ class TrainPipeline(_Pipeline):
       sharding: of the batch's first axis.
       data_at: maps a step to its options, for progressive resizing; None: always `data`.
       captions: makes the images' texts; None: there are none.
+      extra_crops: of each image, beside 'image'.
 
     Raises:
       UserError: no records, or a batch that does not divide over the devices.
@@ -172,7 +171,7 @@ class TrainPipeline(_Pipeline):
     augmentation_seed = seeds.pop(1)
     self._shuffle = Shuffle(sizes, weights, seeds)
     self._rngs = PositionRngs(augmentation_seed)
-    self._options_at, self._captions = data_at, captions
+    self._options_at, self._captions, self._extra_crops = data_at, captions, extra_crops
 
   def indices(self, step: int) -> np.ndarray:
     """int64 (B,): the record numbers of the global batch."""
@@ -198,19 +197,21 @@ class TrainPipeline(_Pipeline):
     buffers = super()._buffers(step)
     if self._captions:
       buffers['text'] = np.zeros((len(self._rows.numbers), self._captions.length), np.int32)
+    for crops in self._extra_crops:
+      shape = (len(self._rows.numbers), crops.number, *crops.size, self._data.channels)
+      buffers[crops.name] = np.zeros(shape, np.uint8)
     return buffers
 
   def _fill(self, buffers: dict[str, np.ndarray], step: int, rows: range) -> None:
     for row in rows:
       position = step * self._batch_size + self._rows.numbers[row]
-      image, record, text = self._example_at(position)
-      self._set_image(buffers, row, image)
+      record, arrays = self._example_at(position)
       self._set_labels(buffers, row, record)
-      if text is not None:
-        buffers['text'][row] = text
+      for name, array in arrays.items():
+        buffers[name][row] = array
 
   def _example_at(self, position: int) -> Example:
-    """The image, in its step's size, and the rest of an example, or those of the example that replaces it."""
+    """The record of an example and its arrays, images in their step's size; or those of what replaces it."""
     step = position // self._batch_size
     data = self._data_at(step)
     error = None
@@ -229,8 +230,16 @@ class TrainPipeline(_Pipeline):
 
   def _example(self, position: int, data: DataConfig) -> Example:
     record, rng = self._source[self._record_number(position)], self._rngs[position]
-    image = train_image(record.image, record.name, data, rng)
-    return image, record, self._captions.of(record, rng) if self._captions else None
+    image = record.image
+    if self._extra_crops:  # decoded once for all
+      image = Picture(image, data.channels, record.name).pixels()
+    arrays = _arrays(train_image(image, record.name, data, rng))
+    if self._captions:
+      arrays['text'] = self._captions.of(record, rng)
+    for crops in self._extra_crops:
+      picture = Picture(image, data.channels, record.name)
+      arrays[crops.name] = extra_crops(picture, data, crops, rng)
+    return record, arrays
 
 
 class ExtraLabels(Protocol):
@@ -313,11 +322,17 @@ class EvalPipeline(_Pipeline):
             raise
           self._count(error, self._bad_images, 0)
           continue
-        self._set_image(buffers, row, image)
+        for name, array in _arrays(image).items():
+          buffers[name][row] = array
         self._set_labels(buffers, row, record)
         buffers['mask'][row] = True
         if self._real:
           buffers['real'][row] = self._real.of(record.name)
+
+
+def _arrays(image: Any) -> dict[str, np.ndarray]:
+  """What a row of a batch has of an image; of one of any shape its column of patches and their grid."""
+  return {'image': image.pixels, 'grid': image.grids} if isinstance(image, Patches) else {'image': image}
 
 
 def _parts(sharding: jax.sharding.Sharding) -> int:

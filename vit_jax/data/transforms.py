@@ -12,7 +12,7 @@ import numpy as np
 
 from vit_jax.data import geometry
 from vit_jax.data.augment import augmentation
-from vit_jax.data.config import DataConfig, EvalCrop, Interpolation, Resize
+from vit_jax.data.config import DataConfig, EvalCrop, ExtraCrops, Interpolation, Resize
 from vit_jax.data.decode import Box, Picture
 from vit_jax.data.preprocess import METHODS, Preprocess, patches_of, pillow_resize
 
@@ -49,6 +49,15 @@ def _any_shape(picture: Picture, data: DataConfig, rng: np.random.Generator) -> 
   size = geometry.within_patches(box[2:], data.patch, max(data.max_patches))
   pixels, part = picture.part(box, at_least=size)
   return resize(pixels, size, part, interpolation=data.interpolation or 'bilinear')
+
+
+def extra_crops(
+  picture: Picture, data: DataConfig, wanted: ExtraCrops, rng: np.random.Generator
+) -> np.ndarray:
+  """Random boxes of a picture, resized and augmented: uint8 (wanted.number, *wanted.size, data.channels)."""
+  how, augmented = data.interpolation or 'bilinear', augmentation(wanted.augment)
+  crops = (_inception(picture, wanted.size, wanted.area, rng, how) for _ in range(wanted.number))
+  return np.stack([augmented(crop, rng) for crop in crops])
 
 
 def _train_crop(picture: Picture, data: DataConfig, rng: np.random.Generator) -> np.ndarray:

@@ -101,6 +101,11 @@ def interval_text(right: int, total: int) -> str:
   return f'{low:.2%} to {high:.2%}'
 
 
+def share_text(right: int, total: int) -> str:
+  """'94.20% of 500 images (95% interval 91.80% to 95.93%)'."""
+  return f'{right / total:.2%} of {total:,} images (95% interval {interval_text(right, total)})'
+
+
 def real_accuracy(prediction: np.ndarray, real: np.ndarray) -> float:
   """The share of predictions, int32 (N,), that ReaL accepts, among the examples for which it accepts any class at all.
 

@@ -37,14 +37,14 @@ class FewShotEvaluatorConfig(EvaluatorConfig):
   train_split: str = 'train'
   # Numbers of images of each class to learn from, each an evaluation of its own; 0 for all but those to choose by.
   shots: tuple[Amount, ...] = (5,)
-  # Images of each class by which the setting (see `grid`) is chosen.
-  validation: Count = 10
+  # Images of each class by which the setting (see `grid`) is chosen. 0 to learn from all, where `grid` has only one.
+  validation: Amount = 10
   # Draws of images; the metrics are the mean accuracy and its deviation (n - 1) over them.
   seeds: Count = 3
-  # Classifier of the features: 'ridge' (regression to ±1 in closed form, as the paper), 'logistic' (L-BFGS) or 'knn'
-  # (cosine).
-  probe: Literal['ridge', 'logistic', 'knn'] = 'ridge'
-  # Settings to choose from: the penalty l2 of 'ridge' and 'logistic', the k of 'knn'. () for those of
+  # Classifier of the features: 'ridge' (regression to ±1 in closed form, as the paper), 'logistic' (L-BFGS), 'knn'
+  # (cosine) or 'weighted_knn' (DINO's vote, in which nearer ones count more).
+  probe: Literal['ridge', 'logistic', 'knn', 'weighted_knn'] = 'ridge'
+  # Settings to choose from: the penalty l2 of 'ridge' and 'logistic', the k of the others. () for those of
   # evaluation/probes.py.
   grid: tuple[Positive, ...] = ()
   # Block after which features are taken, from 0; -1 for those after the last norm. None for what the head reads.
@@ -61,9 +61,14 @@ class FewShotEvaluatorConfig(EvaluatorConfig):
     """Raises UserError where there is nothing to learn from, or nothing to choose from."""
     if not self.shots:
       raise UserError(f'{path}.shots is (); give at least one number.')
-    if self.probe == 'knn' and not all(k >= 1 and float(k).is_integer() for k in self.grid):
+    if not self.validation and len(self.grid) != 1:
       raise UserError(
-        f'{path}.grid is {self.grid}, and the k of knn counts neighbours; give whole numbers from 1, such as (1, 5).'
+        f'{path}.validation is 0, which leaves no images to choose a setting by; give {path}.grid one, such as (20,).'
+      )
+    if 'knn' in self.probe and not all(k >= 1 and float(k).is_integer() for k in self.grid):
+      raise UserError(
+        f'{path}.grid is {self.grid}, and the k of {self.probe} counts neighbours; give whole numbers from 1, such as '
+        '(1, 5).'
       )
 
   def open(self, name: str, source: str, context: EvaluationContext) -> 'FewShotEvaluator':
@@ -136,7 +141,7 @@ def score(
   def right(features: Features, setting: float) -> int:
     return int((predict(features.values, setting) == features.labels).sum())
 
-  chosen = max(grid, key=lambda setting: right(validation, setting))
+  chosen = grid[0] if len(grid) == 1 else max(grid, key=lambda setting: right(validation, setting))
   return Score(right(test, chosen) / len(test.labels), chosen)
 
 
@@ -248,7 +253,7 @@ class FewShotEvaluator(Evaluator):
   def _check_validation(self, source: str) -> None:
     """Raises UserError where a draw leaves no image to choose the probe's setting by."""
     for (shots, seed), parts in self._draws.items():
-      if not len(parts.validation):
+      if self._options.validation and not len(parts.validation):
         raise UserError(
           f'{source} {self._options.train_split} has no images left to choose by after {shots} of each class '
           f'(seed {seed}); lower config.evaluators.{self._name}.shots.'

@@ -1,8 +1,8 @@
 """Probes: classifiers fitted to frozen features, each with one setting that is chosen afterwards.
 
 A probe is a function `fit(features, labels, classes) -> predict`, and `predict(features, setting)` gives
-classes. The setting is the penalty l2 of 'ridge' and 'logistic', and the k of 'knn'. All is computed in
-float64 on the host.
+classes. The setting is the penalty l2 of 'ridge' and 'logistic', and the k of 'knn' and 'weighted_knn'. All is computed
+in float64 on the host.
 """
 
 import functools
@@ -18,6 +18,8 @@ from vit_jax.evaluation.logistic import Standard
 Predict = Callable[[np.ndarray, float], np.ndarray]
 Fit = Callable[[np.ndarray, np.ndarray, int], Predict]
 
+_ROWS = 1024  # whose neighbours are looked for at a time
+_VOTE_TEMPERATURE = 0.07  # of the weights of 'weighted_knn'
 _BIAS = 100.0  # the constant feature; so large that its weight is hardly penalised
 
 
@@ -55,12 +57,32 @@ def knn(features: np.ndarray, labels: np.ndarray, classes: int) -> Predict:
   return lambda new, k: model(int(k)).predict(new)
 
 
-PROBES: dict[str, Fit] = {'ridge': ridge, 'logistic': logistic, 'knn': knn}
+def weighted_knn(features: np.ndarray, labels: np.ndarray, classes: int) -> Predict:
+  """The vote of the k nearest neighbours, each by exp(cosine / 0.07) (DINO, arXiv 2104.14294, section 4)."""
+  learnt = _unit(features)
+
+  def predict(new: np.ndarray, k: float) -> np.ndarray:
+    parts = [new[first : first + _ROWS] for first in range(0, len(new), _ROWS)]
+    return np.concatenate([np.empty(0, int), *(vote(part, min(int(k), len(labels))) for part in parts)])
+
+  def vote(part: np.ndarray, k: int) -> np.ndarray:
+    cosines = _unit(part) @ learnt.T
+    nearest = np.argpartition(-cosines, k - 1, axis=1)[:, :k]
+    weights = np.exp(np.take_along_axis(cosines, nearest, axis=1) / _VOTE_TEMPERATURE)
+    votes = np.zeros((len(part), classes))
+    np.add.at(votes, (np.arange(len(part))[:, None], labels[nearest]), weights)
+    return votes.argmax(axis=1)
+
+  return predict
+
+
+PROBES: dict[str, Fit] = {'ridge': ridge, 'logistic': logistic, 'knn': knn, 'weighted_knn': weighted_knn}
 # The settings to choose from. Of equally good ones the first is taken: the strongest penalty.
 GRIDS: dict[str, tuple[float, ...]] = {
   'ridge': tuple(2.0**power for power in range(20, -11, -1)),
   'logistic': logistic_lib.PENALTIES,
   'knn': (1, 3, 5, 10, 20, 50, 100),
+  'weighted_knn': (20, 10, 100, 200),
 }
 
 
@@ -83,6 +105,11 @@ class Ridge:
   def weights(self, l2: float) -> np.ndarray:
     """W, float64 (features, outputs), for a penalty l2 above 0."""
     return self._left @ (self._right / (self._values + l2)[:, None])
+
+
+def _unit(features: np.ndarray) -> np.ndarray:
+  features = features.astype(np.float64)
+  return features / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)
 
 
 def _with_bias(features: np.ndarray) -> np.ndarray:

@@ -73,10 +73,9 @@ def onnx_function(path: pathlib.Path, threads: int | None = None) -> Any:
 
 def _stablehlo(path: pathlib.Path) -> Any:
   libraries.check('stablehlo')
-  import jax
-  from jax import export as jax_export
+  from vit_jax.export import stablehlo
 
-  call = jax.jit(jax_export.deserialize(bytearray(path.read_bytes())).call)
+  call = stablehlo.function(path)
 
   def run(batch: np.ndarray, names: Sequence[str]) -> list[np.ndarray]:
     results = call(batch)

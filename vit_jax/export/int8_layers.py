@@ -1,9 +1,10 @@
 """The layers of an ONNX model of float32 in 8 bits: its products with kernels are rewritten in place.
 
-A kernel gets one scale for each output channel, and the array that it multiplies one scale and one zero, by the range
-that it has on calibration images (arXiv 1712.05877). The ranges of such an array's channels differ a hundredfold, so
-each channel is divided by a factor, and the kernel's row is multiplied by it, which changes nothing in float
-(SmoothQuant, arXiv 2211.10438).
+A kernel gets one scale for each output channel (arXiv 1712.05877). The channels of what it multiplies have ranges that
+differ a hundredfold, too many for a byte. So that array becomes two: the first has the range seen on calibration images
+in 8 bits, the second has what rounding to the first leaves, in 8 bits too. Both are multiplied with the kernel's bytes,
+which is faster than one product of floats, and what is lost is the kernel's rounding alone. Where that is too much, a
+product stays as it is.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,76 +13,86 @@ from typing import Any, NamedTuple
 import numpy as np
 from onnx import helper, numpy_helper
 
-# The share of a layer's output, in squares, that rounding may add.
-_MOST_NOISE = 1.5e-3
+# The range that is represented, as a multiple of the one seen.
+_MARGIN = 2.0
+# The share of a product, in squares, that a kernel's rounding may add.
+_MOST_NOISE = 1e-3
+# The axis of a kernel's output channels.
+_OUTPUTS = {'MatMul': 1, 'Conv': 0}
 _TINY = 1e-6
 
 
-class Channels(NamedTuple):
-  """What the channels of an array have on calibration images, (channels,) each."""
+class Seen(NamedTuple):
+  """What an array has on calibration images."""
 
-  low: np.ndarray
-  high: np.ndarray
-  mean: np.ndarray
-  square: np.ndarray  # the mean of squares
+  low: float  # zero at most
+  high: float  # zero at least
+  mean: np.ndarray  # (channels,)
+  square: np.ndarray  # (channels,), the mean of squares
 
   @classmethod
-  def of(cls, values: np.ndarray) -> 'Channels':
+  def of(cls, values: np.ndarray) -> 'Seen':
     """The same of values (..., channels)."""
     rows = values.reshape(-1, values.shape[-1])
-    return cls(rows.min(axis=0), rows.max(axis=0), rows.mean(axis=0), np.square(rows).mean(axis=0))
+    low, high = min(0.0, float(values.min())), max(0.0, float(values.max()))
+    return cls(low, high, rows.mean(axis=0), np.square(rows).mean(axis=0))
 
   @classmethod
-  def joined(cls, images: Sequence['Channels']) -> 'Channels':
+  def joined(cls, images: Sequence['Seen']) -> 'Seen':
     """The same of several images."""
-    low, high, *means = map(np.stack, zip(*images, strict=True))
-    return cls(low.min(axis=0), high.max(axis=0), *(each.mean(axis=0) for each in means))
+    low, high, mean, square = zip(*images, strict=True)
+    return cls(min(low), max(high), np.mean(mean, axis=0), np.mean(square, axis=0))
 
 
 def layers(model: Any) -> list[Any]:
   """The nodes to quantise: products with kernels, convolutions too, without the first and the last.
 
-  Those two are small and sensitive.
+  Those two are small and sensitive. Attention's products, norms, softmax and activations stay in float32 as well.
   """
   kernels = {tensor.name for tensor in model.graph.initializer if len(tensor.dims) in (2, 4)}
-  return [
-    node for node in model.graph.node if node.op_type in ('MatMul', 'Conv') and node.input[1] in kernels
-  ][1:-1]
+  return [node for node in model.graph.node if node.op_type in _OUTPUTS and node.input[1] in kernels][1:-1]
 
 
 def inputs(model: Any) -> list[str]:
-  """The names of the values whose channels `quantise` needs."""
+  """The names of the values that `quantise` must have seen."""
   return sorted({node.input[0] for node in layers(model) if node.op_type == 'MatMul'})
 
 
-def quantise(model: Any, seen: Mapping[str, Channels]) -> None:
-  """Rewrites the layers of a model by the channels of its `inputs`; convolutions compute in float32 as before.
-
-  A product to which rounding would add too much, as behind a GELU with massive activations, stays as it is.
-  """
-  graph, chosen = model.graph, layers(model)
-  tensors = {tensor.name: tensor for tensor in graph.initializer}
-  kernels = {node.name: numpy_helper.to_array(tensors[node.input[1]]) for node in chosen}
-  biases = {node.input[0]: node for node in graph.node if node.op_type == 'Add' and node.input[1] in tensors}
-  before: dict[str, list[Any]] = {node.name: [] for node in chosen}
-  for node in chosen:
-    if node.op_type == 'Conv':
-      before[node.name].append(_rounded_kernel(graph, node, kernels[node.name])[0])
-  for name, channels in seen.items():
-    products = [node for node in chosen if node.op_type == 'MatMul' and node.input[0] == name]
-    factors, noise = _least_noise(channels, [kernels[node.name] for node in products])
-    if noise > _MOST_NOISE:
-      continue
-    before[products[0].name] += _rounded_input(graph, name, channels, factors)
-    for node in products:
-      rounded, errors = _rounded_kernel(graph, node, kernels[node.name] * factors[:, None])
-      before[node.name].append(rounded)
-      node.input[0] = f'{name}_rounded'
-      if bias := biases.get(node.output[0]):
-        # What the kernel's errors add on average (arXiv 1906.04721, section 4.2).
-        corrected = numpy_helper.to_array(tensors[bias.input[1]]) - (channels.mean / factors) @ errors
-        bias.input[1] = _constant(graph, f'{node.name}_bias', corrected.astype(np.float32))
-  nodes = [each for node in graph.node for each in (*before.get(node.name, ()), node)]
+def quantise(model: Any, seen: Mapping[str, Seen]) -> None:
+  """Rewrites the layers of a model by what its `inputs` have; convolutions compute in float32 as before."""
+  graph, chosen = model.graph, {node.name for node in layers(model)}
+  arrays = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
+  biases = {node.input[0]: node for node in graph.node if node.op_type == 'Add' and node.input[1] in arrays}
+  nodes: list[Any] = []
+  sums: dict[str, Any] = {}  # by the node that they follow
+  rounded: set[str] = set()
+  for node in graph.node:
+    if node.name in chosen:
+      name, kernel = node.input[0], arrays[node.input[1]]
+      values, steps = _rounded_kernel(kernel, _OUTPUTS[node.op_type])
+      errors = values * steps - kernel
+      if node.op_type == 'Conv':
+        nodes.append(_kernel(graph, node, values, steps))
+      elif seen[name].square @ np.square(errors).sum(axis=1) <= _MOST_NOISE * (
+        seen[name].square @ np.square(kernel).sum(axis=1)
+      ):
+        if name not in rounded:
+          nodes += _two_bytes(graph, name, seen[name])
+          rounded.add(name)
+        nodes.append(_kernel(graph, node, values, steps))
+        node.input[0] = f'{name}_first'
+        nodes.append(helper.make_node('MatMul', [f'{name}_second', node.input[1]], [f'{node.name}_second']))
+        last, first = node, f'{node.name}_first'
+        if bias := biases.get(node.output[0]):  # which runtimes add within the product before
+          # What the kernel's errors add on average (arXiv 1906.04721, section 4.2).
+          corrected = arrays[bias.input[1]] - seen[name].mean @ errors
+          bias.input[1] = _constant(graph, f'{node.name}_bias', corrected.astype(np.float32))
+          last = bias
+        sums[last.name] = helper.make_node('Add', [first, f'{node.name}_second'], [last.output[0]])
+        last.output[0] = first
+    nodes.append(node)
+    if node.name in sums:
+      nodes.append(sums[node.name])
   read = {name for node in nodes for name in node.input}
   constants = [tensor for tensor in graph.initializer if tensor.name in read]
   for field, kept in ((graph.node, nodes), (graph.initializer, constants)):
@@ -89,66 +100,44 @@ def quantise(model: Any, seen: Mapping[str, Channels]) -> None:
     field.extend(kept)
 
 
-def _least_noise(seen: Channels, kernels: Sequence[np.ndarray]) -> tuple[np.ndarray, float]:
-  """(channels,): what to divide an array's channels by, and the noise that rounding then adds to its products.
-
-  Factors are of SmoothQuant's equation 4, of the alpha of least noise and a row's root mean square.
-  """
-  kernel = np.concatenate([each / max(np.linalg.norm(each), _TINY) for each in kernels], axis=1)
-  largest = np.maximum(np.maximum(-seen.low, seen.high), _TINY)
-  rows = np.maximum(np.sqrt(np.square(kernel).mean(axis=1)), _TINY)
-  candidates = [largest**alpha / rows ** (1 - alpha) for alpha in np.linspace(0, 1, 11)]
-  noises = [_noise(seen, kernel, factors) for factors in candidates]
-  return candidates[int(np.argmin(noises))].astype(np.float32), min(noises)
+def _two_bytes(graph: Any, name: str, seen: Seen) -> list[Any]:
+  """The nodes that give `{name}_first` and `{name}_second`, whose sum is the value `name`."""
+  step = max(seen.high - seen.low, _TINY) * _MARGIN / 255
+  zero = np.uint8(np.rint(-seen.low * _MARGIN / step))
+  return [
+    *_rounded(graph, name, f'{name}_first', step, zero),
+    helper.make_node('Sub', [name, f'{name}_first'], [f'{name}_rest']),
+    *_rounded(graph, f'{name}_rest', f'{name}_second', step / 254, np.uint8(128)),
+  ]
 
 
-def _noise(seen: Channels, kernel: np.ndarray, factors: np.ndarray) -> float:
-  """The share of a product, in squares, that rounding adds to it, by errors that are evenly spread within a step."""
-  product = seen.square @ np.square(kernel).sum(axis=1)
-  kernel = kernel * factors[:, None]
-  of_input = _low_and_step(seen, factors)[1] ** 2 * np.square(kernel).sum()
-  of_kernel = np.square(_steps(kernel, 1)).sum() * (seen.square / factors**2).sum()
-  return float((of_input + of_kernel) / 12 / max(product, _TINY))
-
-
-def _low_and_step(seen: Channels, factors: np.ndarray) -> tuple[float, float]:
-  """The least number of a value whose channels are divided by factors, zero at most, and the step of its 8 bits."""
-  low, high = min(0.0, (seen.low / factors).min()), max(0.0, (seen.high / factors).max())
-  return low, max(high - low, _TINY) / 255
-
-
-def _steps(kernel: np.ndarray, axis: int) -> np.ndarray:
-  """The steps of a kernel's 8 bits, one for each output channel; other sides are 1."""
-  others = tuple(i for i in range(kernel.ndim) if i != axis)
-  return np.maximum(np.abs(kernel).max(axis=others, keepdims=True), _TINY) / 127
-
-
-def _rounded_input(graph: Any, name: str, seen: Channels, factors: np.ndarray) -> list[Any]:
-  """The nodes that divide a value's channels by factors and round them to 8 bits."""
-  low, step = _low_and_step(seen, factors)
-  inverse = _constant(graph, f'{name}_inverse', 1 / factors)
+def _rounded(graph: Any, name: str, result: str, step: float, zero: np.uint8) -> list[Any]:
+  """The nodes that round a value to whole steps, of which 8 bits have those from -zero to 255 - zero."""
   scale = [
-    _constant(graph, f'{name}_step', np.float32(step)),
-    _constant(graph, f'{name}_zero', np.uint8(np.rint(-low / step))),
+    _constant(graph, f'{result}_step', np.float32(step)),
+    _constant(graph, f'{result}_zero', zero),
   ]
   return [
-    helper.make_node('Mul', [name, inverse], [f'{name}_even']),
-    helper.make_node('QuantizeLinear', [f'{name}_even', *scale], [f'{name}_8_bits']),
-    helper.make_node('DequantizeLinear', [f'{name}_8_bits', *scale], [f'{name}_rounded']),
+    helper.make_node('QuantizeLinear', [name, *scale], [f'{result}_byte']),
+    helper.make_node('DequantizeLinear', [f'{result}_byte', *scale], [result]),
   ]
 
 
-def _rounded_kernel(graph: Any, node: Any, kernel: np.ndarray) -> tuple[Any, np.ndarray]:
-  """The node that gives a layer its kernel, which is stored in 8 bits, and the kernel's errors."""
-  axis = 1 if node.op_type == 'MatMul' else 0
-  steps = _steps(kernel, axis).astype(np.float32)
-  rounded = np.rint(kernel / steps).clip(-127, 127).astype(np.int8)
+def _rounded_kernel(kernel: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:
+  """A kernel in whole steps, int8, and the steps of each output channel, along `axis`; their other sides are 1."""
+  others = tuple(i for i in range(kernel.ndim) if i != axis)
+  steps = (np.maximum(np.abs(kernel).max(axis=others, keepdims=True), _TINY) / 127).astype(np.float32)
+  return np.rint(kernel / steps).astype(np.int8), steps
+
+
+def _kernel(graph: Any, node: Any, values: np.ndarray, steps: np.ndarray) -> Any:
+  """The node that gives a layer its kernel, which is stored in 8 bits."""
   stored = [
-    _constant(graph, f'{node.name}_kernel', rounded),
+    _constant(graph, f'{node.name}_kernel', values),
     _constant(graph, f'{node.name}_steps', steps.reshape(-1)),
   ]
   node.input[1] = f'{node.name}_rounded_kernel'
-  return helper.make_node('DequantizeLinear', stored, [node.input[1]], axis=axis), rounded * steps - kernel
+  return helper.make_node('DequantizeLinear', stored, [node.input[1]], axis=_OUTPUTS[node.op_type])
 
 
 def _constant(graph: Any, name: str, array: Any) -> str:

@@ -14,8 +14,6 @@ from vit_jax.export.onnx_graph import Graph, Node, Tensor
 from vit_jax.export.onnx_translation import Translator
 from vit_jax.loaded_model import LoadedModel
 
-SIDES = ('batch', 'height', 'width')
-
 
 def graph_of(model: LoadedModel, outputs: Sequence[str], kind: Input, precision: Precision) -> Graph:
   """The graph of a model, from 'images' to `outputs`.
@@ -24,7 +22,7 @@ def graph_of(model: LoadedModel, outputs: Sequence[str], kind: Input, precision:
     UserError: a part of the model, or its preprocessing, cannot be expressed.
   """
   module = inference.for_inference(model, precision)
-  batch, height, width = jax_export.symbolic_shape(', '.join(SIDES))
+  batch, height, width = jax_export.symbolic_shape('batch, height, width')
   graph = Graph()
   shape = (batch, *model.preprocess.size, model.preprocess.channels)
   if kind == 'images':

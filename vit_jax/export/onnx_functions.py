@@ -1,17 +1,15 @@
 """Functions of the models that become one ONNX operation, or a few, instead of one for each of their equations.
 
-Runtimes have kernels for them: LayerNormalization, Gelu, Softmax. A function is known by its name and module where JAX
-keeps its boundary, and by its equations where JAX inlines it. What is exported is compared with the model (check.py).
+Runtimes have kernels for them: LayerNormalization, Gelu, Softmax. A function is known by its name and module, where
+the models keep its boundary by `jax.jit` or `jax.checkpoint`. What is exported is compared with the model (check.py).
 """
 
-import functools
 import pathlib
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
@@ -23,7 +21,7 @@ Emit = Callable[[Graph, Any, list[Any]], list[Value]]
 def of_call(equation: Any) -> Emit | None:
   """What emits the call of a function; None: it is inlined."""
   inner = equation.params.get('call_jaxpr', equation.params.get('jaxpr'))
-  if inner is None or equation.primitive.name not in ('remat2', 'checkpoint', 'custom_vjp_call'):
+  if inner is None or equation.primitive.name not in ('jit', 'remat2', 'checkpoint', 'custom_vjp_call'):
     return None
   info = getattr(inner, 'jaxpr', inner).debug_info.func_src_info
   found = re.match(r'(\w+) at (.+):\d+', info or '')
@@ -81,11 +79,18 @@ def _attend(graph: Graph, equation: Any, inputs: list[Any]) -> list[Value]:
   return [graph.tensor('MatMul', [weights, value], equation.outvars[0].aval)]
 
 
+def _gelu(graph: Graph, equation: Any, inputs: list[Any]) -> list[Value]:
+  (x,) = inputs
+  by_tanh = any(inner.primitive.name == 'tanh' for inner in equation.params['jaxpr'].jaxpr.eqns)
+  return [graph.tensor('Gelu', [x], x, approximate='tanh' if by_tanh else 'none')]
+
+
 _FUNCTIONS: dict[tuple[str, str], Emit] = {
   ('norms', '_normalise'): _layer_norm,
   ('norms', '_normalise_in_one_pass'): _layer_norm,
   ('convolutions', '_normalise'): _group_norm,
   ('attention', '_attend'): _attend,
+  ('functions', 'gelu'): _gelu,
 }
 
 
@@ -115,63 +120,3 @@ def transposed(graph: Graph, value: Tensor, permutation: Sequence[int], like: An
   if permutation == sorted(permutation):
     return Tensor(source, tuple(like.shape), np.dtype(like.dtype))
   return graph.tensor('Transpose', [source], like, perm=permutation)
-
-
-class Match(NamedTuple):
-  """Consecutive equations that are a function of one array."""
-
-  length: int
-  input: Any
-  output: Any
-  emit: Callable[[Graph, Tensor], Tensor]
-
-
-def match(equations: Sequence[Any], position: int) -> Match | None:
-  """The function that begins at this equation, if any."""
-  for function, attributes in _ELEMENTWISE:
-    pattern = _traced(function)
-    if equations[position].primitive is not pattern.eqns[0].primitive:
-      continue
-    found = _unified(pattern, equations[position : position + len(pattern.eqns)])
-    if found is not None:
-      emit = functools.partial(_gelu, **attributes)
-      return Match(len(pattern.eqns), found, equations[position + len(pattern.eqns) - 1].outvars[0], emit)
-  return None
-
-
-def _gelu(graph: Graph, x: Tensor, approximate: str) -> Tensor:
-  return graph.tensor('Gelu', [x], x, approximate=approximate)
-
-
-_ELEMENTWISE: tuple[tuple[Callable[..., Any], dict[str, Any]], ...] = (
-  (functools.partial(jax.nn.gelu, approximate=True), {'approximate': 'tanh'}),
-  (functools.partial(jax.nn.gelu, approximate=False), {'approximate': 'none'}),
-)
-
-
-@functools.cache
-def _traced(function: Callable[..., Any]) -> core.Jaxpr:
-  jaxpr = jax.make_jaxpr(function)(jnp.zeros(3, jnp.float32)).jaxpr
-  while len(jaxpr.eqns) == 1:  # the compiled function itself
-    jaxpr = jaxpr.eqns[0].params['jaxpr'].jaxpr
-  return jaxpr
-
-
-def _unified(pattern: core.Jaxpr, equations: Sequence[Any]) -> Any | None:
-  """The variable that is the input of a pattern in equations; None: they are not the pattern."""
-  names: dict[Any, Any] = {}
-  if len(equations) < len(pattern.eqns):
-    return None
-  for ours, theirs in zip(pattern.eqns, equations, strict=True):
-    if ours.primitive is not theirs.primitive or len(ours.invars) != len(theirs.invars):
-      return None
-    if any(ours.params.get(key) != theirs.params.get(key) for key in ('y', 'accuracy')):
-      return None
-    for a, b in zip(ours.invars, theirs.invars, strict=True):
-      if isinstance(a, core.Literal):
-        if not isinstance(b, core.Literal) or abs(float(a.val) - float(b.val)) > 1e-2 * abs(float(a.val)):
-          return None
-      elif isinstance(b, core.Literal) or names.setdefault(a, b) is not b:
-        return None
-    names.update(zip(ours.outvars, theirs.outvars, strict=True))
-  return names[pattern.invars[0]]

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import helper, numpy_helper
+from onnx import external_data_helper, helper, numpy_helper
 
 Dim = Any  # an int, or JAX's expression of the batch's size
 OPSET = 20
@@ -37,7 +37,6 @@ class Node:
   inputs: list[str]
   outputs: list[str]
   attributes: dict[str, Any]
-  domain: str = ''
 
 
 class Graph:
@@ -59,7 +58,7 @@ class Graph:
   def constant(self, array: np.ndarray) -> str:
     """The name of an array; equal ones are stored once."""
     array = np.ascontiguousarray(array).reshape(np.shape(array))
-    digest = hashlib.sha1(_bytes(array)).digest()
+    digest = hashlib.sha1(array.tobytes()).digest()
     key = (str(array.dtype), array.shape, digest)
     if key not in self._known:
       self._known[key] = f'constant_{len(self.constants)}'
@@ -76,17 +75,16 @@ class Graph:
     inputs: Sequence[Value | str | None],
     *,
     outputs: int = 1,
-    domain: str = '',
     **attributes: Any,
   ) -> list[str]:
     """The names of what an operation gives; None is an input that is left out. Equal operations are done once."""
     names = [
       '' if value is None else value if isinstance(value, str) else self.name_of(value) for value in inputs
     ]
-    key = (op, domain, tuple(names), repr(sorted(attributes.items())))
+    key = (op, tuple(names), repr(sorted(attributes.items())))
     if key not in self._known:
       made = [f'{op.lower()}_{len(self.nodes)}' + (f'_{i}' if i else '') for i in range(outputs)]
-      self.nodes.append(Node(op, names, made, attributes, domain))
+      self.nodes.append(Node(op, names, made, attributes))
       self._known[key] = made
     return self._known[key]
 
@@ -106,54 +104,28 @@ class Graph:
     self.nodes = kept[::-1]
     self.constants = {name: array for name, array in self.constants.items() if name in needed}
 
-  def model(self, metadata: Mapping[str, str], sides: Sequence[str]) -> onnx.ModelProto:
-    """The model, without its constants, which `save` adds; `sides` are the names of the input's open dimensions."""
+  def save(self, path: pathlib.Path, metadata: Mapping[str, str]) -> list[pathlib.Path]:
+    """Writes the graph with its constants, those beyond 2 GB in a file beside it; the files written."""
 
     def info(tensor: Tensor) -> onnx.ValueInfoProto:
       shape = [side if isinstance(side, int) else str(side) for side in tensor.shape]
-      assert all(isinstance(side, int) or side in sides for side in shape)
       return helper.make_tensor_value_info(tensor.name, helper.np_dtype_to_tensor_dtype(tensor.dtype), shape)
 
     nodes = [
-      helper.make_node(
-        node.op, node.inputs, node.outputs, node.outputs[0], domain=node.domain, **node.attributes
-      )
+      helper.make_node(node.op, node.inputs, node.outputs, node.outputs[0], **node.attributes)
       for node in self.nodes
     ]
     graph = helper.make_graph(nodes, 'vit_jax', list(map(info, self.inputs)), list(map(info, self.outputs)))
-    domains = sorted({node.domain for node in self.nodes} - {''})
-    opsets = [helper.make_opsetid('', OPSET), *(helper.make_opsetid(domain, 1) for domain in domains)]
+    opsets = [helper.make_opsetid('', OPSET)]
     model = helper.make_model(graph, opset_imports=opsets, producer_name='vit_jax', ir_version=9)
     helper.set_model_props(model, dict(metadata))
-    return model
-
-  def save(self, model: onnx.ModelProto, path: pathlib.Path) -> list[pathlib.Path]:
-    """Writes the model with its constants, those beyond 2 GB in a file beside it; the files written."""
     beside = path.with_name(f'{path.name}.data')
+    beside.unlink(missing_ok=True)
     external = sum(array.nbytes for array in self.constants.values()) > _LARGEST_FILE
-    if not external:
-      for name, array in self.constants.items():
-        model.graph.initializer.append(numpy_helper.from_array(array, name))
-      path.write_bytes(model.SerializeToString())
-      return [path]
-    with beside.open('wb') as file:
-      for name, array in self.constants.items():
-        if array.nbytes < _INLINE:
-          model.graph.initializer.append(numpy_helper.from_array(array, name))
-          continue
-        file.write(b'\0' * (-file.tell() % 4096))  # so that it may be mapped into memory
-        tensor = model.graph.initializer.add(
-          name=name, dims=array.shape, data_type=helper.np_dtype_to_tensor_dtype(array.dtype)
-        )
-        tensor.data_location = onnx.TensorProto.EXTERNAL
-        place = {'location': beside.name, 'offset': file.tell(), 'length': array.nbytes}
-        for key, value in place.items():
-          tensor.external_data.add(key=key, value=str(value))
-        file.write(_bytes(array))
-    path.write_bytes(model.SerializeToString())
-    return [path, beside]
-
-
-def _bytes(array: np.ndarray) -> Any:
-  """The memory of a contiguous array, also of one whose dtype buffers have no name for."""
-  return array.reshape(-1).view(np.uint8) if array.size else b''
+    for name, array in self.constants.items():
+      tensor = numpy_helper.from_array(array, name)
+      if external and array.nbytes >= _INLINE:
+        external_data_helper.set_external_data(tensor, beside.name)
+      model.graph.initializer.append(tensor)
+    onnx.save(model, path)
+    return [path, beside] if external else [path]

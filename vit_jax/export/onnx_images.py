@@ -9,75 +9,69 @@ import numpy as np
 from vit_jax.data.preprocess import Preprocess
 from vit_jax.export import onnx_resize
 from vit_jax.export.onnx_graph import Dim, Graph, Tensor
-from vit_jax.export.onnx_resize import Integers
+from vit_jax.export.onnx_numbers import Number
 
 
 def add(graph: Graph, preprocess: Preprocess, batch: Dim, height: Dim, width: Dim) -> Tensor:
-  """Adds the input 'images', uint8 (B, height, width, C); returns the model's input, float32 (B, H, W, C)."""
-  images = Tensor('images', (batch, height, width, preprocess.channels), np.dtype(np.uint8))
-  graph.inputs.append(images)
-  integers = Integers(graph)
-  (own,) = graph.add('Shape', [images], start=1, end=3)  # height, width
-  whole = _resized_size(integers, preprocess, own)
-  first, number, missing = _middle(integers, preprocess, whole)
-  pixels = onnx_resize.resized(integers, preprocess, own, whole, first, number)  # (B, C, H', W')
+  """Adds the input 'images', uint8 (B, height, width, C); returns the model's input, float32 (B, H, W, C).
+
+  Raises UserError where the graph cannot resize as `preprocess` does.
+  """
+  tensor = Tensor('images', (batch, height, width, preprocess.channels), np.dtype(np.uint8))
+  graph.inputs.append(tensor)
+  images = Number(graph, tensor.name, np.uint8)
+  own = images.of('Shape', dtype=np.int64, start=1, end=3)  # height, width
+  whole = _resized_size(own, preprocess)
+  first, number, missing = _middle(whole, preprocess)
+  pixels = onnx_resize.resized(images, preprocess, own, whole, first, number)  # (B, C, H', W')
   # (x / 255 - mean) / std as one product and sum; a border of the mean's colour is zero where that is subtracted first.
   mean, std = (np.asarray(each, np.float64).reshape(-1, 1, 1) for each in (preprocess.mean, preprocess.std))
-  ground = np.clip(np.rint(255 * mean), 0, 255) if preprocess.timm == 'border' else np.zeros((1, 1, 1))
+  ground = np.zeros((1, 1, 1))
   if missing is not None:
-    before = integers('Div', missing, 2)
-    none = np.array([0, 0])
-    (borders,) = graph.add('Concat', [none, before, none, integers('Sub', missing, before)], axis=0)
-    (inside,) = graph.add('Sub', [pixels, ground.astype(np.float32)])
-    (pixels,) = graph.add('Pad', [inside, borders, np.zeros((), np.float32)])
-  else:
-    ground = np.zeros((1, 1, 1))
-  (scaled,) = graph.add('Mul', [pixels, (1 / (255 * std)).astype(np.float32)])
-  (normal,) = graph.add('Add', [scaled, ((ground / 255 - mean) / std).astype(np.float32)])
+    if preprocess.timm == 'border':
+      ground = np.clip(np.rint(255 * mean), 0, 255)
+    before, none = missing / 2, np.array([0, 0])
+    (borders,) = graph.add('Concat', [none, before.name, none, (missing - before).name], axis=0)
+    pixels = (pixels - ground.astype(np.float32)).of('Pad', Number(graph, borders, np.int64), 0)
+  normal = pixels * (1 / (255 * std)).astype(np.float32) + ((ground / 255 - mean) / std).astype(np.float32)
   like = jax.ShapeDtypeStruct((batch, *preprocess.size, preprocess.channels), np.float32)
-  return graph.tensor('Transpose', [normal], like, perm=[0, 2, 3, 1])
+  return graph.tensor('Transpose', [normal.name], like, perm=[0, 2, 3, 1])
 
 
-def _resized_size(integers: Integers, preprocess: Preprocess, own: str) -> str:
+def _resized_size(own: Number, preprocess: Preprocess) -> Number:
   """int64 (2,): `Preprocess.resized_size` of an image whose height and width are `own`."""
-  graph = integers.graph
   rule, target = preprocess.resize_rule
   if rule == 'squash':
-    return graph.constant(np.array(target, np.int64))
+    return Number(own.graph, own.graph.constant(np.array(target, np.int64)), np.int64)
   if rule == 'shorter':
-    product = integers('Mul', own, target[0])
-    (smaller,) = graph.add('ReduceMin', [own, np.array([0])], keepdims=1)
+    product = own * target[0]
+    smaller = own.of('ReduceMin', np.array([0]), keepdims=1)
     if preprocess.antialias:
-      return integers('Div', product, smaller)
+      return product / smaller
     # To the nearest, a half to the even number: of a half, the upper one less one where that is odd.
-    twice = integers('Mul', smaller, 2)
-    sum_ = integers('Add', integers('Mul', product, 2), smaller)
-    nearest = integers('Div', sum_, twice)
-    is_half = integers('Equal', integers('Mul', nearest, twice), sum_)
-    is_odd = integers('Equal', integers('Mod', nearest, 2), 1)
-    return integers('Sub', nearest, integers.number(graph.add('And', [is_half, is_odd])[0]))
+    twice, total = smaller * 2, product * 2 + smaller
+    nearest = total / twice
+    is_half, is_odd = (nearest * twice).equals(total), (nearest % 2).equals(1)
+    return nearest - (is_half & is_odd).to(np.int64)
   # timm divides floats: the largest or smallest of the ratios; a half goes to the even number.
-  sides = integers.double(own)
-  (ratios,) = graph.add('Div', [sides, np.array(target, np.float64)])
-  (ratio,) = graph.add('ReduceMax' if rule == 'border' else 'ReduceMin', [ratios, np.array([0])], keepdims=1)
-  (rounded,) = graph.add('Round', graph.add('Div', [sides, ratio]))
-  return integers('Max', integers.number(rounded), 1)
+  sides = own.to(np.float64)
+  ratios = sides / np.array(target, np.float64)
+  ratio = ratios.of('ReduceMax' if rule == 'border' else 'ReduceMin', np.array([0]), keepdims=1)
+  return (sides / ratio).of('Round').to(np.int64).at_least(1)
 
 
-def _middle(integers: Integers, preprocess: Preprocess, whole: str) -> tuple[str, str, str | None]:
+def _middle(whole: Number, preprocess: Preprocess) -> tuple[Number, Number, Number | None]:
   """Of the middle of the resized image (geometry.cut): its first row and column, how many, and how many are missing.
 
   The last is None where none can be missing.
   """
-  graph, size = integers.graph, preprocess.size
+  size = np.array(preprocess.size, np.int64)
   rule, target = preprocess.resize_rule
-  if rule != 'border' and all(side >= wanted for side, wanted in zip(target, size, strict=True)):
-    number, missing = graph.constant(np.array(size, np.int64)), None
-  else:
-    number = integers('Min', whole, size)
-    missing = integers('Sub', size, number)
-  rest = integers('Sub', whole, number)
-  first = integers('Div', rest, 2)
+  number, missing = whole.at_most(size), None
+  if rule == 'border' or any(side < wanted for side, wanted in zip(target, size, strict=True)):
+    missing = number * -1 + size
+  rest = whole - number
+  first = rest / 2
   if preprocess.timm is not None:  # half a pixel goes to the even one
-    first = integers('Add', first, integers.number(integers('Equal', integers('Mod', rest, 4), 3)))
+    first = first + (rest % 4).equals(3).to(np.int64)
   return first, number, missing

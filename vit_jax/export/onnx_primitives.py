@@ -204,39 +204,14 @@ def _pad(translator: 'Translator', equation: Any, x: Value, value: Value) -> Val
 
 
 def _gather(translator: 'Translator', equation: Any, x: Value, indices: Value) -> Value:
-  """What lies at known places: one slice, or rows along one axis."""
-  numbers, shape, out = (
-    equation.params['dimension_numbers'],
-    equation.invars[0].aval.shape,
-    equation.outvars[0].aval,
-  )
-  sizes, axes = equation.params['slice_sizes'], numbers.start_index_map
-  if isinstance(indices, np.ndarray) and indices.ndim == 1:
-    cut = [(axis, int(start), int(start) + sizes[axis], 1) for axis, start in zip(axes, indices, strict=True)]
-    whole = [sizes[axis] if axis in axes else shape[axis] for axis in range(len(shape))]
-    return reshaped(translator, _sliced(translator, x, cut, _like(whole, x.dtype)), out.shape)
-  places = _grid(indices, len(axes)) if isinstance(indices, np.ndarray) else None
-  others = tuple(axis for axis in range(len(shape)) if axis not in axes)
-  if (
-    places is None
-    or tuple(numbers.collapsed_slice_dims) != tuple(axes)
-    or tuple(numbers.offset_dims) != others
-  ):
+  """What lies at known places: one slice."""
+  shape, out, sizes = equation.invars[0].aval.shape, equation.outvars[0].aval, equation.params['slice_sizes']
+  axes = equation.params['dimension_numbers'].start_index_map
+  if not isinstance(indices, np.ndarray) or indices.ndim != 1:
     raise UserError('The model reads an array by numbers in a way that has no translation to ONNX yet.')
-  cut = [
-    (axis, int(at[0]), int(at[-1]) + 1, int(at[1] - at[0])) for axis, at in zip(axes, places, strict=True)
-  ]
-  return _sliced(translator, x, cut, out)
-
-
-def _grid(indices: np.ndarray, rank: int) -> list[np.ndarray] | None:
-  """The numbers (n1), (n2), … of places (n1, n2, …, rank) on a grid of equal steps; None: they are no such."""
-  if indices.ndim != rank + 1 or any(side < 2 for side in indices.shape[:-1]):
-    return None
-  lines = [np.moveaxis(indices[..., i], i, 0).reshape(indices.shape[i], -1)[:, 0] for i in range(rank)]
-  is_grid = (np.stack(np.meshgrid(*lines, indexing='ij'), axis=-1) == indices).all()
-  even = all((np.diff(line) == line[1] - line[0]).all() and line[1] > line[0] for line in lines)
-  return lines if is_grid and even else None
+  cut = [(axis, int(start), int(start) + sizes[axis], 1) for axis, start in zip(axes, indices, strict=True)]
+  whole = [sizes[axis] if axis in axes else shape[axis] for axis in range(len(shape))]
+  return reshaped(translator, _sliced(translator, x, cut, _like(whole, x.dtype)), out.shape)
 
 
 def _dot_general(translator: 'Translator', equation: Any, a: Value, b: Value) -> Value:

@@ -39,17 +39,9 @@ class Translator:
 
     values.update(zip(jaxpr.constvars, map(_as_known, constants), strict=True))
     values.update(zip(jaxpr.invars, inputs, strict=True))
-    position = 0
-    while position < len(jaxpr.eqns):
-      equation = jaxpr.eqns[position]
-      matched = onnx_functions.match(jaxpr.eqns, position)
-      if matched is not None and isinstance(value := read(matched.input), Tensor):
-        values[matched.output] = matched.emit(self.graph, value)
-        position += matched.length
-        continue
+    for equation in jaxpr.eqns:
       outputs = self._equation(equation, [read(variable) for variable in equation.invars])
       values.update(zip(equation.outvars, outputs, strict=True))
-      position += 1
     return [read(variable) for variable in jaxpr.outvars]
 
   def full(self, value: Value, shape: Sequence[Dim]) -> Value:
@@ -154,8 +146,8 @@ def _unsqueezed(params: Any, x: np.ndarray) -> np.ndarray:
 def _call(key: str) -> Callable[..., Sequence[Value]]:
   def inline(translator: Translator, equation: Any, inputs: list[Value]) -> Sequence[Value]:
     inner = equation.params[key]
-    jaxpr, constants = (inner.jaxpr, inner.consts) if isinstance(inner, core.ClosedJaxpr) else (inner, ())
-    return translator.run(jaxpr, constants, inputs)
+    # From JAX 0.11 on every Jaxpr may have constants, before it a ClosedJaxpr alone.
+    return translator.run(getattr(inner, 'jaxpr', inner), getattr(inner, 'consts', ()), inputs)
 
   return inline
 
@@ -163,7 +155,10 @@ def _call(key: str) -> Callable[..., Sequence[Value]]:
 def _scan(translator: Translator, equation: Any, inputs: list[Value]) -> Sequence[Value]:
   """A loop of known length, unrolled."""
   params, inner = equation.params, equation.params['jaxpr']
-  consts, carries = params['num_consts'], params['num_carry']
+  if 'ft_in' in params:  # from JAX 0.11 on
+    consts, carries, _ = map(len, params['ft_in'].unpack())
+  else:
+    consts, carries = params['num_consts'], params['num_carry']
   shared, carry, rows = inputs[:consts], inputs[consts : consts + carries], inputs[consts + carries :]
   seen: list[list[Value]] = []
   numbers = range(params['length'])

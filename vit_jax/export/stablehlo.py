@@ -1,39 +1,60 @@
-"""A loaded model as StableHLO, with a batch of any size, for CPUs, GPUs and TPUs in one file."""
+"""A loaded model as StableHLO, with a batch of any size, for CPUs, GPUs and TPUs; its weights lie in a file beside."""
 
-from collections.abc import Sequence
+import pathlib
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import safetensors.numpy
 from flax import nnx
 from jax import export as jax_export
 
 from vit_jax.export import inference
 from vit_jax.export.description import Precision
-from vit_jax.foundation.errors import UserError
+from vit_jax.foundation import pytrees
 from vit_jax.loaded_model import LoadedModel
 
 PLATFORMS = ('cpu', 'cuda', 'tpu')
-_LARGEST_FILE = 2**31 - 2**24  # flatbuffers, in which JAX writes, end at 2 GB
 
 
-def serialised(model: LoadedModel, outputs: Sequence[str], precision: Precision) -> bytes:
-  """The artefact, which `jax.export.deserialize` reads; its `call` takes images and gives the outputs by name.
+def write(
+  model: LoadedModel, outputs: Sequence[str], precision: Precision, path: pathlib.Path
+) -> list[pathlib.Path]:
+  """Writes the program, which `jax.export.deserialize` reads, and the weights, which safetensors read; both paths.
 
-  Raises UserError for a model that is too large for one file.
+  The program's `call` takes the weights by their names and images, and gives the outputs by name. Weights are not part
+  of the program: its format ends at 2 GB, and its constants would be in memory twice.
   """
   module = inference.for_inference(model, precision)
-  size = sum(leaf.nbytes for leaf in jax.tree.leaves(nnx.state(module)))
-  if size > _LARGEST_FILE:
-    raise UserError(
-      f"The model's parameters are {size / 2**30:.1f} GiB in {precision}, and StableHLO holds 2 GiB in a file; take "
-      '--dtype=bfloat16, or --format=onnx, which writes them beside the graph.'
-    )
   of = inference.function(model, outputs)
+  graphdef, state = nnx.split(module)
+  # Kernels are rounded by the products anyway; norms compute in float32.
+  weights = {
+    name: leaf.astype(precision if leaf.ndim > 1 else leaf.dtype)
+    for name, leaf in pytrees.flatten(state).items()
+  }
   (batch,) = jax_export.symbolic_shape('batch')
   images = jax.ShapeDtypeStruct((batch, *model.preprocess.size, model.preprocess.channels), jnp.float32)
-  graphdef, state = nnx.split(module)
 
-  def call(images: jax.Array) -> dict[str, jax.Array]:
-    return of(nnx.merge(graphdef, state), images)
+  def call(weights: dict[str, jax.Array], images: jax.Array) -> dict[str, jax.Array]:
+    given = pytrees.map_with_path(lambda name, leaf: weights[name], state)
+    return of(nnx.merge(graphdef, given), images)
 
-  return bytes(jax_export.export(jax.jit(call), platforms=PLATFORMS)(images).serialize())
+  shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), weights)
+  program = jax_export.export(jax.jit(call), platforms=PLATFORMS)(shapes, images)
+  path.write_bytes(program.serialize())
+  safetensors.numpy.save_file(jax.device_get(weights), beside(path))
+  return [path, beside(path)]
+
+
+def beside(path: pathlib.Path) -> pathlib.Path:
+  """Where the weights of a program lie."""
+  return path.with_name(f'{path.name}.safetensors')
+
+
+def function(path: pathlib.Path) -> Callable[[np.ndarray], dict[str, jax.Array]]:
+  """What `write` wrote, as a function of images."""
+  call = jax.jit(jax_export.deserialize(bytearray(path.read_bytes())).call)
+  weights = jax.device_put(safetensors.numpy.load_file(beside(path)))
+  return lambda images: call(weights, images)

@@ -54,12 +54,8 @@ def write(model: LoadedModel, asked: Asked, folder: pathlib.Path) -> int:
 def _remove_export(folder: pathlib.Path) -> None:
   """Removes what an earlier export has written, its model.json first; other files stay."""
   if (folder / FILE).exists():
-    for path in (
-      folder / FILE,
-      folder / _INDEX,
-      *folder.glob('model.onnx*'),
-      *folder.glob('model.stablehlo'),
-    ):
+    written = (*folder.glob('model.onnx*'), *folder.glob('model.stablehlo*'))
+    for path in (folder / FILE, folder / _INDEX, *written):
       path.unlink(missing_ok=True)
 
 
@@ -67,14 +63,13 @@ def _onnx(model: LoadedModel, description: Description, path: pathlib.Path) -> l
   from vit_jax.export import onnx_export
 
   graph = onnx_export.graph_of(model, description.outputs, description.input, description.precision)
-  return graph.save(graph.model(description.metadata(), onnx_export.SIDES), path)
+  return graph.save(path, description.metadata())
 
 
 def _stablehlo(model: LoadedModel, description: Description, path: pathlib.Path) -> list[pathlib.Path]:
   from vit_jax.export import stablehlo
 
-  path.write_bytes(stablehlo.serialised(model, description.outputs, description.precision))
-  return [path]
+  return stablehlo.write(model, description.outputs, description.precision, path)
 
 
 _WRITERS: dict[str, Any] = {'onnx': _onnx, 'stablehlo': _stablehlo}

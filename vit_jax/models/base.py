@@ -33,6 +33,11 @@ CUSTOM = 'custom'  # the variant that has no size of its own
 ShardingRules = tuple[tuple[str, *tuple[tuple[str | None, ...], ...]], ...]
 
 
+def on_processors(sharding: Sharding | None) -> bool:
+  """Whether the devices of a sharding are processors; None (a model loaded for the user's own program): unknown."""
+  return sharding is not None and next(iter(sharding.device_set)).platform == 'cpu'
+
+
 def under(prefix: str, rules: ShardingRules) -> ShardingRules:
   """The rules of a part, whose parameters lie below a path that the regex `prefix` matches."""
   return tuple((f'({prefix})/({pattern})', *ways) for pattern, *ways in rules)
@@ -64,9 +69,10 @@ class ModelConfig(abc.ABC):
   # products ('dots'), or each 'block' whole. None for 'none' on CPUs, and elsewhere for the first of these that
   # fits; on TPUs 'none' with the batch in parts comes before 'dots' (training/auto.py).
   remat: Annotated[Remat | None, RESUMABLE] = dataclasses.field(default=None, kw_only=True)
-  # Unrolling of blocks, compiled one after the other instead of as a loop: slower to compile, faster on TPUs and CPUs.
-  # None to unroll on TPUs in runs of 5,000 steps and more (on a single TPU only with remat 'none'), and on CPUs models
-  # of less than 10 million parameters in runs of 2,000 steps and more, and models with feature maps (docs/scaling.md).
+  # Unrolling of blocks, compiled one after the other instead of as a loop: slower to compile, faster to run.
+  # None to unroll on TPUs in runs of 5,000 steps and more and on GPUs in those of 1,000 (on a single one only with
+  # remat 'none'), and on CPUs models of less than 10 million parameters in runs of 2,000 steps and more, and models
+  # with feature maps (docs/scaling.md).
   unroll: Annotated[bool | None, RESUMABLE] = dataclasses.field(default=None, kw_only=True)
   # Epsilon of every norm, added to the variance.
   norm_epsilon: Positive = dataclasses.field(default=1e-6, kw_only=True)
@@ -328,6 +334,7 @@ MODELS: Registry[ModelConfig] = Registry(
   {
     'vit': 'vit_jax.models.vit_config:ViTConfig',
     'mae': 'vit_jax.models.mae:MaeConfig',
+    'dino': 'vit_jax.models.dino:DinoConfig',
     'two_towers': 'vit_jax.models.two_towers:TwoTowersConfig',
     'mixer': 'vit_jax.models.mixer:MixerConfig',
     'resnet': 'vit_jax.models.resnet:ResNetConfig',

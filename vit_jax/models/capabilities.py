@@ -4,7 +4,7 @@ A model has a capability by having its members. The functions below also answer 
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple, Protocol, Self, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeVar, runtime_checkable
 
 import jax
 import numpy as np
@@ -86,6 +86,16 @@ class ReconstructionOptions(Protocol):
 
 
 @runtime_checkable
+class PrototypeOptions(Protocol):
+  """Options of a network that gives tokens scores of prototypes (`ScoresPrototypes`), and its images no logits."""
+
+  @property
+  def prototypes(self) -> int:
+    """How many there are."""
+    ...
+
+
+@runtime_checkable
 class FlexiblePatches(Protocol):
   """Options of a model that takes patches of several sizes (models/flexible_patches.py)."""
 
@@ -111,12 +121,9 @@ class AnyShapeOptions(Protocol):
 class MergesTokens(Protocol):
   """Options of a model that may merge patches for inference (models/token_merging.py)."""
 
-  def with_token_merging(self, number: int) -> 'ModelConfig':
-    """The model whose blocks merge so many patches each."""
+  def with_token_merging(self, number: int, path: str) -> 'ModelConfig':
+    """The model whose blocks merge so many patches each; UserError, which names `path`, where they cannot."""
     ...
-
-  def check(self, path: str) -> None:
-    """Raises UserError where options contradict each other."""
 
 
 @runtime_checkable
@@ -252,6 +259,33 @@ class Reconstructs(Protocol):
 
   def reconstruct(self, images: jax.Array, keys: jax.Array | None) -> tuple[jax.Array, jax.Array]:
     """The pixels of each patch, float32 (B, N, P²C), and whether it was hidden, bool (B, N); without keys none is."""
+    ...
+
+
+@runtime_checkable
+class ScoresPrototypes(Protocol):
+  """A network that gives tokens scores of learned prototypes; its options are `PrototypeOptions`.
+
+  Attributes:
+    centre: state, the running means of a teacher's scores: `images` and `patches`, float32 (K,) each.
+  """
+
+  centre: Any
+
+  def tokens(
+    self, images: jax.Array, masked: jax.Array | None = None, *, keys: jax.Array | None = None
+  ) -> jax.Array:
+    """(B, T, D): the tokens after the last norm, the class token first and the N patches last.
+
+    Where `masked`, bool (B, N), is True, the mask token replaces a patch; images and keys are those of
+    `Model.__call__`.
+    """
+    ...
+
+  def prototype_scores(
+    self, tokens: jax.Array, *, of_patches: bool = False, held: jax.typing.ArrayLike = False
+  ) -> jax.Array:
+    """(…, D) -> float32 (…, K): cosines; where `held`, a bool scalar, is True, prototypes get no gradient."""
     ...
 
 

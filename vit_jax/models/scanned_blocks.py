@@ -14,7 +14,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import NamedSharding, PartitionSpec
 
 from vit_jax.foundation import pytrees
-from vit_jax.models.base import ModelConfig, Remat
+from vit_jax.models.base import ModelConfig, Remat, on_processors
 from vit_jax.models.dropout import fold_in
 
 P = ParamSpec('P')
@@ -57,8 +57,8 @@ def apply(
     keys: (B,) typed PRNG keys; block i gets them with i folded in. None: nothing is dropped.
     loop: how.
     shared: further arguments of every block.
-    read: of the last block's output only the first so many tokens are needed. Unrolled, that block is called with
-      `read` too; in a loop all blocks are alike.
+    read: of the last block's output only the first so many tokens are needed. Unrolled, and in training on processors,
+      that block is called with `read` too, and stands behind the loop; in other loops all blocks are alike.
   """
   body, inputs = _body(blocks, z, keys, loop, shared)
   if frozen := getattr(blocks, 'frozen', 0):
@@ -66,7 +66,7 @@ def apply(
       jax.tree.map(operator.itemgetter(which), inputs) for which in (slice(frozen), slice(frozen, None))
     )
     z = jax.lax.stop_gradient(_scan(body, z, first, loop)[0])
-  if read is None or not loop.unroll:
+  if read is None or not (loop.unroll or on_processors(loop.sharding)):
     return _scan(body, z, inputs, loop)[0]
   before, last = (jax.tree.map(operator.itemgetter(which), inputs) for which in (slice(-1), -1))
   z, _ = _scan(body, z, before, loop)

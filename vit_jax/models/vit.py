@@ -144,7 +144,7 @@ class ViT(Model['ViTConfig']):
   def embed(self, images: jax.Array) -> jax.Array:
     """(B, H, W, C) -> (B, N, D): class and distillation token, registers, patches, with positions (equation 1)."""
     with jax.named_scope('embedding'):
-      return self.add_positions(self.patches(images), self._positions_of(images))
+      return self.add_positions(self.patches(images), images)
 
   def patches(self, images: jax.Array) -> jax.Array:
     """(B, H, W, C) -> (B, N, D): patch embeddings (x_p E in equation 1); UserError if they do not divide the images."""
@@ -170,10 +170,11 @@ class ViT(Model['ViTConfig']):
       number,
     )
 
-  def add_positions(self, z: jax.Array, positions: jax.Array | None) -> jax.Array:
-    """(B, N, D) -> (B, N', D): the tokens of `embed`, from the patches and the positions of their images."""
+  def add_positions(self, z: jax.Array, images: jax.Array) -> jax.Array:
+    """(B, N, D) -> (B, N', D): the tokens of `embed`, from the patches of images."""
     if self.class_token is not None:
       z = jnp.concatenate([repeat_for_examples(self.class_token, z), z], axis=1)
+    positions = self._positions_of(images)
     if positions is not None:
       z = z + positions.astype(z.dtype)
     learned = [tokens for tokens in (self.distillation_token, self.register_tokens) if tokens is not None]
@@ -262,7 +263,7 @@ class ViT(Model['ViTConfig']):
   ) -> jax.Array:
     assert self.mask_token is not None, 'config.mask_token gives the model its mask token'
     patches = change(self.patches(images), self.mask_token[...])
-    tokens = self.add_positions(patches, self._positions_of(images))
+    tokens = self.add_positions(patches, images)
     tokens = self.encode(tokens, keys, grid=self.grid_of(images))[:, -patches.shape[1] :]
     return self.head(self.head_input(tokens).astype(jnp.float32))
 

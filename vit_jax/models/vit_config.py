@@ -299,8 +299,10 @@ class ViTConfig(ModelConfig):
   def with_one_patch_size(self) -> Self:
     return dataclasses.replace(self, patch_sizes=())
 
-  def with_token_merging(self, number: int) -> Self:
-    return dataclasses.replace(self, token_merging=number)
+  def with_token_merging(self, number: int, path: str) -> Self:
+    model = dataclasses.replace(self, token_merging=number)
+    token_merging.check(model, path)
+    return model
 
   def check_any_shape(self, option: str) -> None:
     naflex.check(self, option)

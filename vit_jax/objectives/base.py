@@ -6,19 +6,19 @@ A newcomer writes one file with a frozen dataclass of options that is an `Object
 
 import abc
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self
 
 import jax
 import numpy as np
 
-from vit_jax.data.config import DataConfig
+from vit_jax.data.config import DataConfig, ExtraCrops
 from vit_jax.data.on_device import Batch
 from vit_jax.foundation.class_matching import By
 from vit_jax.foundation.errors import UserError
 from vit_jax.foundation.registry import Registry
 from vit_jax.models.base import DType, Model, ModelConfig
-from vit_jax.models.capabilities import TextTowerOptions
+from vit_jax.models.capabilities import PrototypeOptions, TextTowerOptions
 
 Metrics = dict[str, jax.Array]
 # The batch's images, float32 (B, H, W, C), to a frozen model's logits, float32 (B, K).
@@ -79,6 +79,8 @@ class Objective(abc.ABC):
   evaluators: ClassVar[tuple[str, ...]] = ()
   # Whether the loss of an example depends on the others of the batch, which parts of it would change.
   compares_examples: ClassVar[bool] = False
+  # Whether the teacher is the model's own moving average (config.ema), which `taught` asks in each step.
+  learns_from_ema: ClassVar[bool] = False
 
   @abc.abstractmethod
   def loss_and_metrics(
@@ -90,7 +92,7 @@ class Objective(abc.ABC):
       model: with the parameters that are trained.
       batch: of `data.on_device.prepare_training`: 'image', float32 (B, H, W, C), and 'label', perhaps
         with 'weight', and of an objective with `texts` 'text'; where images are mixed also 'label_b' (with 'weight_b')
-        and 'lam'; and what `annotated` has added.
+        and 'lam'; `extra_crops`; and what `annotated` and `taught` have added.
       keys: (B,) typed PRNG keys, one an example, of everything random in the model and the objective. An
         example's randomness must depend on its own key only.
       data: the run's data options.
@@ -127,6 +129,18 @@ class Objective(abc.ABC):
     """
     return batch
 
+  def extra_crops(self, data: DataConfig) -> tuple[ExtraCrops, ...]:
+    """Crops of each image beside 'image' of a batch, which has them by their names."""
+    return ()
+
+  def taught(self, batch: Batch, teacher: Model, progress: jax.Array) -> Batch:
+    """As `annotated`, by the model's moving average; `progress` is the share of the run that is done, float32."""
+    return batch
+
+  def warning(self, values: Mapping[str, float], progress: float) -> str | None:
+    """A sentence where logged values ('train/…') say that nothing more is learned; it is said once."""
+    return None
+
   @property
   def texts(self) -> Texts | None:
     """What makes a text for each image, 'text' of a batch, the numbers of its tokens, int32 (B, N); None: no texts."""
@@ -154,6 +168,10 @@ class Objective(abc.ABC):
       raise UserError(
         "config.model.name is 'two_towers', which have no head for classes; choose --config.objective.name=contrastive."
       )
+    if isinstance(model, PrototypeOptions):
+      raise UserError(
+        "config.model.name is 'dino', which has no head for classes; choose --config.objective.name=self_distillation."
+      )
     if not model.classifies_images:
       raise UserError(
         "config.model.pool is 'none', which gives an image no logits; choose token, gap or map."
@@ -180,5 +198,6 @@ OBJECTIVES: Registry[Objective] = Registry(
     'distillation': 'vit_jax.objectives.distillation:DistillationObjective',
     'mae': 'vit_jax.objectives.mae:MaeObjective',
     'masked_patches': 'vit_jax.objectives.masked_patches:MaskedPatchesObjective',
+    'self_distillation': 'vit_jax.objectives.self_distillation:SelfDistillationObjective',
   },
 )

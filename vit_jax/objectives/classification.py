@@ -28,6 +28,18 @@ class ClassificationObjective(Objective):
   # Weights of the classes in the loss of training, as PyTorch's: a list by the numbers of the classes, or 'balanced',
   # scikit-learn's images / (classes · images of the class). None to count all alike, as evaluations do.
   class_weights: Literal['balanced'] | tuple[NotNegative, ...] | None = None
+  # Exponent γ of the focal loss (arXiv 1708.02002): what has the probability p and is right costs (1 - p)^γ times its
+  # cross-entropy. 0 for plain cross-entropy. As class_weights, this and what follows are of training only.
+  focus: NotNegative = 0.0
+  # Exponent γ- of the classes that an image does not have, for 'sigmoid': the asymmetric loss (arXiv 2009.14119), usual
+  # with focus 0, other_focus 4 and margin 0.05. None for that of focus.
+  other_focus: NotNegative | None = None
+  # Probability up to which a class that an image does not have costs nothing, for 'sigmoid' (arXiv 2009.14119, eq. 5).
+  margin: Rate = 0.0
+  # Weight ε of Poly-1 (arXiv 2204.12511), which adds ε (1 - p) for what has the probability p and is right.
+  poly: float = 0.0
+  # Weight of the square of log Σ exp(logits), for 'softmax', which keeps logits small; PaLM's is 1e-4.
+  z_loss: NotNegative = 0.0
 
   title: ClassVar[str] = 'classification'
 
@@ -81,6 +93,16 @@ class ClassificationObjective(Objective):
         f"config.objective.loss is {self.loss!r}; choose 'sigmoid'."
       )
 
+  def check(self, path: str) -> None:
+    """Raises UserError for options of the other kind of loss."""
+    of = {'sigmoid': ('other_focus', 'margin'), 'softmax': ('z_loss',)}
+    for loss, names in of.items():
+      for name in names:
+        if getattr(self, name) and self.loss != loss:
+          raise UserError(
+            f'{path}.{name} is for loss {loss!r}, and loss is {self.loss!r}; leave it out, or change the loss.'
+          )
+
   def targets(self, labels: jax.Array, num_classes: int, weights: jax.Array | None = None) -> jax.Array:
     """As `class_targets`; where classes have weights, 'softmax' divides those of an example by their sum."""
     targets = class_targets(labels, num_classes, weights)
@@ -105,24 +127,42 @@ class ClassificationObjective(Objective):
     classes = logits.shape[-1]
     targets = self.mixed_targets(batch, classes)
     if 'weight' not in batch or self.loss == 'sigmoid':
-      return self._losses(logits, optax.smooth_labels(targets, self.label_smoothing), self.class_weights)
+      return self._training_losses(logits, optax.smooth_labels(targets, self.label_smoothing))
     spread = targets.sum(axis=-1, keepdims=True) / classes
     smoothed = (1 - self.label_smoothing) * targets + self.label_smoothing * spread
-    return self._losses(logits, smoothed, self.class_weights)
+    return self._training_losses(logits, smoothed)
 
   def cross_entropy(self, logits: jax.Array, targets: jax.Array, *, smooth: bool = True) -> jax.Array:
     """float32 (B,): of logits (B, K) and targets (B, K) in 0..1, whose rows sum to 1 for 'softmax'."""
-    return self._losses(logits, optax.smooth_labels(targets, self.label_smoothing if smooth else 0.0))
-
-  def _losses(self, logits: jax.Array, targets: jax.Array, class_weights: Any = None) -> jax.Array:
-    """float32 (B,): the cross-entropies of targets (B, K), the term of each class by its weight."""
-    weights = 1.0
-    if class_weights is not None:  # outputs of the head for which the data has no class count once
-      rest = logits.shape[-1] - len(class_weights)
-      weights = np.pad(np.asarray(class_weights, np.float32), (0, rest), constant_values=1)
+    targets = optax.smooth_labels(targets, self.label_smoothing if smooth else 0.0)
     if self.loss == 'sigmoid':
-      return (weights * optax.sigmoid_binary_cross_entropy(logits, targets)).sum(axis=-1)
-    return optax.softmax_cross_entropy(logits, weights * targets)
+      return optax.sigmoid_binary_cross_entropy(logits, targets).sum(axis=-1)
+    return optax.softmax_cross_entropy(logits, targets)
+
+  def _training_losses(self, logits: jax.Array, targets: jax.Array) -> jax.Array:
+    """float32 (B,): cross-entropies of targets (B, K), the term of each class weighted, focal and with Poly-1's."""
+    weights = 1.0
+    if self.class_weights is not None:  # outputs of the head for which the data has no class count once
+      rest = logits.shape[-1] - len(self.class_weights)
+      weights = np.pad(np.asarray(self.class_weights, np.float32), (0, rest), constant_values=1)
+    if self.loss == 'softmax':
+      of_classes = targets * self._cost(jax.nn.log_softmax(logits), self.focus)
+      losses = (weights * of_classes).sum(axis=-1)
+      return losses + self.z_loss * jax.nn.logsumexp(logits, axis=-1) ** 2 if self.z_loss else losses
+    absent = jax.nn.log_sigmoid(-logits)
+    if self.margin:
+      absent = jnp.log(jnp.minimum(jax.nn.sigmoid(-logits) + self.margin, 1))
+    other_focus = self.focus if self.other_focus is None else self.other_focus
+    own = targets * self._cost(jax.nn.log_sigmoid(logits), self.focus)
+    return (weights * (own + (1 - targets) * self._cost(absent, other_focus))).sum(axis=-1)
+
+  def _cost(self, log_p: jax.Array, focus: float) -> jax.Array:
+    """(1 - p)^focus (-log p) + poly (1 - p): what the probability p of what is right costs, given its logarithm."""
+    rest = jnp.maximum(
+      -jnp.expm1(log_p), jnp.finfo(jnp.float32).tiny
+    )  # above 0, where a root has a derivative
+    cost = -log_p * rest**focus if focus else -log_p
+    return cost + self.poly * rest if self.poly else cost
 
   def confidence(self, logits: jax.Array) -> jax.Array:
     """float32 (B,): the probability of the most probable class of logits (B, K)."""

@@ -51,7 +51,8 @@ class DistillationObjective(ClassificationObjective):
   title: ClassVar[str] = 'distillation'
 
   def check(self, path: str) -> None:
-    """Raises UserError for a temperature that nothing is divided by."""
+    """Raises UserError for a temperature that nothing is divided by, or an option of the other kind of loss."""
+    super().check(path)
     if self.teacher_targets == 'hard' and self.temperature != 1:
       raise UserError(
         f"{path}.temperature is {self.temperature:g}, and {path}.teacher_targets 'hard' has none; leave it out, or "

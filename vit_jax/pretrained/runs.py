@@ -235,7 +235,9 @@ def _check_regular(directory: pathlib.Path) -> None:
 
 
 def _reported(config: Config) -> Weights:
-  """The parameters by which the run chose its best checkpoint."""
+  """The parameters by which the run chose its best checkpoint; or those of the teacher, where they are the EMA."""
+  if config.objective.learns_from_ema:
+    return 'ema'
   best = config.checkpoint.best
   of_raw = dataclasses.replace(config, ema=0.0).metric_names(best=True)
   return 'ema' if config.ema and best is not None and best not in of_raw else 'raw'
@@ -244,6 +246,8 @@ def _reported(config: Config) -> Weights:
 def _about_ema(config: Config) -> tuple[str, ...]:
   if not config.ema:
     return ()
+  if config.objective.learns_from_ema:
+    return ("The teacher, the run's EMA, is loaded; weights='raw' (--weights=raw) loads the student.",)
   if _reported(config) == 'ema':
     return (
       f'The EMA of the parameters is loaded, since the checkpoint.best of the run ({config.checkpoint.best}) is a '

@@ -59,6 +59,16 @@ class Study:
   seeds: tuple[int, ...] = (0, 1, 2)  # of the runs of each variant
   metric: str = 'test/accuracy'  # of the last evaluation, that is compared
   axis: str = ''  # title of the figure's horizontal axis; '': the figure has a row for each variant
+  # Whether it cross-validates: the run of each seed holds out another fold of the images (`data.fold`), of as many as
+  # there are seeds, so that together they measure all of them.
+  folds: bool = False
+
+  def headings(self) -> list[str]:
+    """What the table calls the runs of a variant: by their seeds or, in cross-validation, by their folds."""
+    count = len(self.seeds)
+    return [
+      f'fold {n}/{count}' if self.folds else f'seed {seed}' for n, seed in enumerate(self.seeds, start=1)
+    ]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,6 +196,8 @@ def _run(study: Study, name: str, seed: int, config: Config, workdir: pathlib.Pa
   start = workdir / title(variant.start, seed) if variant.start else None
   teachers = tuple(workdir / teacher for teacher in _teachers(study, variant, seed))
   options = {'seed': seed, **_links(variant, start, teachers)}
+  if study.folds:
+    options['data.fold'] = f'{study.seeds.index(seed) + 1}/{len(study.seeds)}'
   if variant.unlabelled is not None:
     options |= _with_labels(config, variant.unlabelled, labels_folder(folder))
   return StudyRun(

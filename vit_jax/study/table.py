@@ -1,14 +1,16 @@
 """The table of a study as Markdown, JSON and a picture: mean and deviation over seeds, and each seed."""
 
+import json
 import pathlib
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatter
 
+from vit_jax.evaluation import classification_metrics
 from vit_jax.evaluation.base import format_metric, metric_kind
 from vit_jax.experiments import report
 from vit_jax.experiments.report import Summary
@@ -55,18 +57,31 @@ def rows(study: Study, results: Results) -> list[Row]:
 def write(study: Study, results: Results, workdir: pathlib.Path) -> None:
   """Writes table.md, table.json and table.png."""
   table = rows(study, results)
-  report.write_table(workdir, _markdown(study, table), _json(study, table))
+  pooled = {row.name: _pooled(study, row, workdir) for row in table} if study.folds else {}
+  report.write_table(workdir, _markdown(study, table, pooled), _json(study, table))
   draw(study, table, workdir / 'table.png')
 
 
-def _markdown(study: Study, table: Sequence[Row]) -> str:
+def _pooled(study: Study, row: Row, workdir: pathlib.Path) -> str:
+  """The accuracy of all folds that have ended together: '94.20% of 500 images (95% interval 91.80% to 95.93%)'."""
+  evaluator = study.metric.partition('/')[0]
+  paths = (workdir / title(row.name, seed) / 'report' / f'{evaluator}.json' for seed in row.ended)
+  reports = [json.loads(path.read_text(encoding='utf-8')) for path in paths if path.exists()]
+  total = sum(each['images'] for each in reports)
+  right = sum(round(each['metrics']['accuracy'] * each['images']) for each in reports)
+  return classification_metrics.share_text(right, total) if total else ''
+
+
+def _markdown(study: Study, table: Sequence[Row], pooled: Mapping[str, str]) -> str:
   columns = {
     study.metric: [row.name for row in table],
     'mean ± deviation': [_mean_text(study.metric, row.summary) for row in table],
   }
-  for seed in study.seeds:
+  if pooled:
+    columns['accuracy, all folds'] = list(pooled.values())
+  for seed, heading in zip(study.seeds, study.headings(), strict=True):
     ended = [row.ended.get(seed) for row in table]
-    columns[f'seed {seed}'] = [
+    columns[heading] = [
       format_metric(study.metric, result.metrics[study.metric]) if result else '' for result in ended
     ]
   seconds = [[result.seconds for result in row.ended.values()] for row in table]
@@ -75,6 +90,7 @@ def _markdown(study: Study, table: Sequence[Row]) -> str:
   if any(row.variant.published for row in table):
     columns['published'] = [row.variant.published for row in table]
   hours = sum(map(sum, seconds)) / 3600
+  own = '`--config.seed=…`, `--config.data.fold=…`' if study.folds else '`--config.seed=…`'
   return '\n'.join(
     [
       f'# {study.title}',
@@ -85,7 +101,7 @@ def _markdown(study: Study, table: Sequence[Row]) -> str:
       'steps. The deviation is that of one run (n − 1); minutes are of training steps, on average; FLOPs are counted, '
       'forward and backward, of one run.',
       '',
-      'By themselves, with `--config.seed=…` and `--workdir=…`:',
+      f'By themselves, with {own} and `--workdir=…`:',
       '',
       *(f'- {name}: `{command(name, study)}`' for name in study.variants),
       '',

@@ -7,8 +7,9 @@ agree with the best plans of the paper's recipes (docs/scaling.md):
 - `fsdp` is 16 on TPUs for models of 200 million parameters and more (L and H, which have 16 heads) and 8 from 50
   million on (B, for which 16 takes longer), where that divides the devices of a slice; elsewhere 8, or 1. It doubles as
   long as the optimizer's state takes more than a third of a device's memory.
-- The blocks are unrolled on TPUs, in runs that are long enough to earn the minutes of compilation. On a single device
-  they are so only with `remat` 'none': the compiler keeps there what it should compute again, except in a loop.
+- The blocks are unrolled on TPUs and GPUs, in runs that are long enough to earn the longer compilation: minutes on
+  TPUs; on an H100 ten seconds, for steps of B/16 and L/16 that take 0.80 of a loop's time. On a single device they are
+  so only with `remat` 'none': the TPU compiler keeps there what it should compute again, except in a loop.
   On CPUs they are so in small models, where a loop's copies of what the backward pass reads take long beside the
   products (benchmarks/RESULTS.md), in runs of some minutes, and always in models with feature maps: in a loop XLA's
   gradient by a kernel of 3 x 3 pixels takes some ninety times as long as that by its input.
@@ -39,8 +40,7 @@ _GIB = 2**30
 _REMATS: tuple[Remat, ...] = ('none', 'dots', 'block')
 _FSDP = ((200_000_000, 16), (50_000_000, 8))  # (parameters from which on, TPU devices to split them over)
 _STATE_SHARE = 1 / 3  # of a device's memory, at most, for the parameters and the optimizer's state
-_UNROLLED_FROM = 5_000  # steps, on TPUs
-_UNROLLED_ON_CPU_FROM = 2_000  # steps
+_UNROLLED_FROM = {'tpu': 5_000, 'gpu': 1_000, 'cpu': 2_000}  # steps
 _SMALL = 10_000_000  # parameters: models with fewer are unrolled on CPUs
 # That keep a device busy: with 32 images L/16 and H/14 reach more than 60 % of a TPU v3's peak.
 _PATCHES_OF_A_PART = 32 * 196
@@ -74,7 +74,7 @@ def choose(config: Config, architecture: Architecture, steps: int, devices: Sequ
   if devices[0].platform == 'cpu':
     mesh = dataclasses.replace(mesh, fsdp=mesh.fsdp or 1)
     unrolled = model.unroll is None and (
-      model.has_feature_maps or (steps >= _UNROLLED_ON_CPU_FROM and _parameters(architecture) < _SMALL)
+      model.has_feature_maps or (steps >= _UNROLLED_FROM['cpu'] and _parameters(architecture) < _SMALL)
     )
     model = dataclasses.replace(model.with_unrolled_blocks(unrolled), remat=model.remat or 'none')
     config = dataclasses.replace(config, mesh=mesh, model=model, accumulation=config.batch_parts)
@@ -85,7 +85,7 @@ def choose(config: Config, architecture: Architecture, steps: int, devices: Sequ
   if mesh.fsdp is None:
     mesh = dataclasses.replace(mesh, fsdp=_fsdp(config, parameters, memory, devices))
   mesh_lib.shape_on(mesh, len(devices))  # here, since what follows divides the devices by its axes
-  unrolled = devices[0].platform == 'tpu' and steps >= _UNROLLED_FROM
+  unrolled = steps >= _UNROLLED_FROM.get(devices[0].platform, math.inf)
   config = dataclasses.replace(config, mesh=mesh)
   config, needed = _fitting(config, architecture, parameters, memory, devices, unrolled)
   if not has_open_options and config.accumulation == 1:

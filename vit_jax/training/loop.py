@@ -90,6 +90,7 @@ class _Training:
     self._data = resume.data_versions(self._source) if jax.process_index() == 0 else {}
     resume.warn_of_changed_data(meta, self._data)
     self._begins = self._restored is None  # rather than goes on, be it from the checkpoint of step 0
+    self._warned = False
     self._first_step = 0 if self._restored is None else int(self._restored.step)
     self._stopper = EarlyStopping.restored(config.stop, meta)
     period = self._run.timeline.period
@@ -119,6 +120,7 @@ class _Training:
       sharding=mesh_lib.batch_sharding(self._run.mesh),
       data_at=self._run.resizing.data,
       captions=self._run.captions(),
+      extra_crops=config.objective.extra_crops(config.data),
     )
     keep_every, best = config.checkpoint.keep_every, config.checkpoint.best
     self._manager = Manager(
@@ -209,6 +211,7 @@ class _Training:
           guard.flush()
           values = _training_values(step_metrics) | self._pipeline.bad_images.report(step) | speed.read(step)
           screen.training(step, total, values)
+          self._warn(values, step / total)
         scores: dict[str, float] = {}
         due = self._due(step, last)
         if due:
@@ -277,6 +280,13 @@ class _Training:
     self._log.sync()
     self._save(0, state, scores)
     return True
+
+  def _warn(self, values: Mapping[str, float], progress: float) -> None:
+    """Says, once, what the objective makes of the logged values where nothing more is learned."""
+    text = None if self._warned else self._config.objective.warning(values, progress)
+    if text is not None:
+      self._screen.say(f'Warning: {text}')
+      self._warned = True
 
   def _due(self, step: int, last: bool) -> dict[str, Evaluator]:
     """The evaluators that run after a step."""

@@ -19,6 +19,7 @@ from vit_jax.foundation import pytrees
 from vit_jax.foundation.errors import UserError
 from vit_jax.foundation.registry import Registry
 from vit_jax.options import TINY, Amount, Between, NotNegative, Positive, Regex
+from vit_jax.training import per_layer
 
 Params = dict[str, Any]
 _Decay = Annotated[float, Between(0, 1 - 1e-9)]
@@ -28,7 +29,7 @@ _MOMENTUM, _MUON_MOMENTUM = 0.9, 0.95
 _NO_MATRICES = re.compile(r'^(patch_embedding|stem|conv_root|head|distillation_head)/|depthwise/')
 # Parameters behind the last block, to which layer_decay leaves the whole rate; others outside of blocks are embeddings.
 _BEHIND_BLOCKS = re.compile(
-  r'((pooled_)?norm|\w+_pool|pre_logits|(distillation_)?head|decoder|text_tower)/|logit_'
+  r'((pooled_)?norm|\w+_pool|pre_logits|(distillation_)?head|decoder|(patch_)?projection|text_tower)/|logit_'
 )
 
 
@@ -37,7 +38,8 @@ class OptimizerConfig:
   """An optimizer of optax, with decoupled weight decay (AdamW's) and clipping by global norm."""
 
   # Optimizer: 'adam', 'sgd' (with momentum), 'rmsprop' (with momentum, as TensorFlow's), 'muon' (arXiv 2502.16982, Adam
-  # for all but the kernels between embedding and head), or a scaling of optax, that is
+  # for all but the kernels between embedding and head), 'lamb' (arXiv 1904.00962, for large batches), 'adafactor'
+  # (arXiv 1804.04235, little memory: see `adafactor_scaling`), or a scaling of optax, that is
   # `optax.scale_by_NAME`: 'adadelta', 'adamax', 'adan', 'amsgrad', 'belief', 'factored_rms', 'lion', 'novograd',
   # 'optimistic_gradient', 'radam', 'rms', 'rss', 'sign', 'sm3', 'stddev', 'yogi'.
   name: str = 'adam'
@@ -45,7 +47,7 @@ class OptimizerConfig:
   b1: _Decay | None = None
   # Decay of the second moment, where the optimizer has that argument. None for optax's default.
   b2: _Decay | None = None
-  # Decay of the momentum of 'sgd', 'rmsprop' and 'muon'. None for 0.9, of 'muon' 0.95.
+  # Decay of the momentum of 'sgd', 'rmsprop', 'muon' and 'adafactor'. None for 0.9, of 'muon' 0.95.
   momentum: _Decay | None = None
   # Further arguments of the optimizer as optax names them, such as (('eps', 1e-6),).
   arguments: tuple[tuple[str, float], ...] = ()
@@ -103,6 +105,8 @@ OPTIMIZERS: Registry[Any] = Registry(
     'sgd': 'vit_jax.training.optimizer:momentum_scaling',
     'rmsprop': 'vit_jax.training.optimizer:rmsprop_scaling',
     'muon': 'vit_jax.training.optimizer:muon_scaling',
+    'lamb': 'vit_jax.training.optimizer:lamb_scaling',
+    'adafactor': 'vit_jax.training.optimizer:adafactor_scaling',
   },
 )
 
@@ -120,6 +124,8 @@ def make_optimizer(optimizer: OptimizerConfig, params: Params) -> optax.Gradient
   parts.append(scaling(optimizer))
   if optimizer.weight_decay:
     parts.append(optax.add_decayed_weights(optimizer.weight_decay, mask=_kernels))
+  if optimizer.name == 'lamb':  # behind the decay, which is in LAMB's ratio
+    parts.append(per_layer.trust_ratio())
   if optimizer.lr_multipliers or optimizer.layer_decay != 1 or optimizer.freeze_blocks:
 
     def scale(updates: optax.Updates, params: optax.Params | None) -> optax.Updates:
@@ -240,6 +246,34 @@ def muon_scaling(optimizer: OptimizerConfig) -> optax.GradientTransformation:
     mu_dtype=jnp.dtype(optimizer.momentum_dtype),
     muon_weight_dimension_numbers=lambda params: pytrees.map_with_path(_matrix, params),
     **arguments,
+  )
+
+
+def lamb_scaling(optimizer: OptimizerConfig) -> optax.GradientTransformation:
+  """LAMB's direction before its weight decay and trust ratio, which `make_optimizer` adds: that of Adam, eps 1e-6."""
+  return scaling(dataclasses.replace(optimizer, name='adam', arguments=(('eps', 1e-6), *optimizer.arguments)))
+
+
+def adafactor_scaling(optimizer: OptimizerConfig) -> optax.GradientTransformation:
+  """Adafactor with the schedule's rate and momentum, as big_vision's ViTs have it (arXiv 2106.04560, section 3.4).
+
+  Second moments are kept by row and by column of the two largest dimensions, where both have 32 or more; their decay
+  is 1 - t^-0.8 in step t, at most b2 (0.999). `clipping_threshold` limits the RMS of each layer's direction, by default
+  not: 1 is that of the original.
+  """
+  _check_taken(optimizer, 'b2', 'momentum', 'min_dim_size_to_factor', 'clipping_threshold')
+  arguments, cap = dict(optimizer.arguments), 0.999 if optimizer.b2 is None else optimizer.b2
+  momentum = _MOMENTUM if optimizer.momentum is None else optimizer.momentum
+  limit = arguments.get('clipping_threshold', np.inf)
+  return optax.chain(
+    optax.scale_by_factored_rms(
+      min_dim_size_to_factor=int(arguments.get('min_dim_size_to_factor', 32)),
+      decay_rate_fn=lambda step, power: jnp.minimum(
+        cap, 1 - (jnp.asarray(step) + 1.0) ** -jnp.asarray(power)
+      ),
+    ),
+    per_layer.clip_by_rms(limit),
+    optax.ema(momentum, debias=False, accumulator_dtype=jnp.dtype(optimizer.momentum_dtype)),
   )
 
 

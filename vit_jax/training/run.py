@@ -134,11 +134,16 @@ class Run:
   def step_flops(self, image_size: Size) -> float:
     """Model FLOPs of a training step, forward and backward, at an image size; recomputation excluded.
 
-    Of frozen models it has the forward pass, and of an adapter's base no gradients of kernels.
+    Of frozen models, and of the large crops of a teacher that is the EMA, it has the forward pass; of an adapter's base
+    no gradients of kernels.
     """
-    passes = flops.TRAINING - bool(self.config.adapter.rank)
-    each = passes * self.architecture.forward_flops(image_size, training=True) + self.frozen.forward_flops()
-    return float(self.config.batch_size * each)
+    passes, objective = flops.TRAINING - bool(self.config.adapter.rank), self.config.objective
+    extra = objective.extra_crops(self.config.data)
+    crops = [image_size, *(crop.size for crop in extra for _ in range(crop.number))]
+    each = passes * sum(self.architecture.forward_flops(size, training=True) for size in crops)
+    if objective.learns_from_ema:
+      each += sum(self.architecture.forward_flops(size) for size in crops if size == image_size)
+    return float(self.config.batch_size * (each + self.frozen.forward_flops()))
 
   def training_flops(self) -> float:
     """Model FLOPs of all training steps."""

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -131,7 +132,7 @@ def make_program(
   shapes = jax.eval_shape(init, 0)
   shardings = sharding_lib.state_shardings(shapes, shapes.variables, rules, mesh, config.mesh.min_shard_size)
   state = sharding_lib.with_shardings(shapes, shardings)
-  step = _make_step(config, graphdef, tx, schedule, mesh, frozen)
+  step = _make_step(config, graphdef, tx, schedule, mesh, frozen, timeline.total)
   return Program(
     graphdef=graphdef,
     init=jax.jit(init, out_shardings=shardings),
@@ -157,11 +158,17 @@ def _make_step(
   schedule: optax.Schedule,
   mesh: jax.sharding.Mesh,
   frozen: FrozenModels,
+  total: int,
 ) -> Callable[..., tuple[TrainState, Metrics]]:
   patches = config.model.patch_sizes if isinstance(config.model, FlexiblePatches) else ()
 
   def loss_function(
-    params: Params, model_state: ModelState, batch: Batch, frozen_params: Frozen, patch: int | None = None
+    params: Params,
+    model_state: ModelState,
+    batch: Batch,
+    frozen_params: Frozen,
+    state: TrainState,
+    patch: int | None,
   ) -> tuple[jax.Array, tuple[Metrics, ModelState]]:
     *teachers, base = frozen_params if config.adapter.rank else (*frozen_params, {})
     with jax.named_scope('frozen'):
@@ -173,6 +180,12 @@ def _make_step(
       blocks.frozen = config.optimizer.freeze_blocks
     if patch is not None:
       flexible_patches.use(model, patch)
+    if config.objective.learns_from_ema:
+      with jax.named_scope('teacher'):
+        teacher: Model = nnx.merge(graphdef, state.ema)
+        if patch is not None:
+          flexible_patches.use(teacher, patch)
+        batch = config.objective.taught(batch, teacher, state.step / total)
     lora.attach(model, params, config.adapter, batch['key'])
     loss, metrics = config.objective.loss_and_metrics(model, batch, batch['key'], config.data)
     chex.assert_shape([loss, *metrics.values()], ())
@@ -186,7 +199,7 @@ def _make_step(
       inputs = model_inputs(config, batch, state.step)
 
     def gradients(patch: int | None = None) -> Any:
-      loss_of = functools.partial(loss_function, frozen_params=frozen_params, patch=patch)
+      loss_of = functools.partial(loss_function, frozen_params=frozen_params, state=state, patch=patch)
       return _gradients(loss_of, state, inputs, config.batch_parts, mesh)
 
     if patches:
@@ -207,7 +220,8 @@ def _make_step(
       params: Any = optax.apply_updates(state.params, updates)
     with jax.named_scope('ema'):
       variables = pytrees.merged(params, model_state)
-      ema: Any = optax.incremental_update(variables, state.ema, 1 - config.ema) if config.ema else {}
+      moved = _share_of_new(config, state.step, total)
+      ema: Any = optax.incremental_update(variables, state.ema, moved) if config.ema else {}
 
     def keep_if_finite(new: Any, old: Any) -> Any:
       """Nothing is learnt from a step that is not finite: the loop stops there, or counts it."""
@@ -230,6 +244,18 @@ def _make_step(
     return new_state, metrics | {'finite': finite, 'skipped': new_state.skipped}
 
   return step
+
+
+def _share_of_new(config: Config, step: jax.Array, total: int) -> Any:
+  """1 minus the EMA's decay in a step; 'cosine' is DINO's momentum of the teacher (arXiv 2104.14294, section 3.1)."""
+  share = 1 - config.ema
+  match config.ema_schedule:
+    case 'warmup':
+      return jnp.maximum(share, 9 / (10 + step))
+    case 'cosine':
+      return share * (1 + jnp.cos(math.pi * step / total)) / 2
+    case _:
+      return share
 
 
 def _key(seed: jax.typing.ArrayLike) -> jax.Array:
@@ -289,4 +315,7 @@ def _batch_shapes(config: Config, sharding: NamedSharding) -> BatchShapes:
   if isinstance(config.model, TextTowerOptions):
     text = (config.batch_size, config.model.text_length)
     shapes['text'] = jax.ShapeDtypeStruct(text, jnp.int32, sharding=sharding)
+  for crops in config.objective.extra_crops(data):
+    shape = (config.batch_size, crops.number, *crops.size, data.channels)
+    shapes[crops.name] = jax.ShapeDtypeStruct(shape, jnp.uint8, sharding=sharding)
   return shapes

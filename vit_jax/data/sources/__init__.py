@@ -13,6 +13,7 @@ import os
 import re
 from collections.abc import Collection, Sequence
 
+from vit_jax.data import folds
 from vit_jax.data.config import DataConfig
 from vit_jax.data.sources import subset
 from vit_jax.data.sources.base import SOURCES, SPLITS, Source
@@ -85,8 +86,30 @@ def open_source(
 def _opened(spec: str, split: str, data: DataConfig, class_names: Sequence[str] | None = None) -> Source:
   """All records of one source, kept in memory if `data.cache` says so; raises as `open_source`."""
   kind, place, split = parse(spec, split)
-  source = SOURCES[kind].open(place, split, data=data, class_names=class_names)
+  if data.fold is not None and split in folds.SPLITS:
+    source = _folded(kind, place, split, data.fold, data, class_names)
+  else:
+    source = SOURCES[kind].open(place, split, data=data, class_names=class_names)
   return Cached(source, data.channels) if data.cache else source
+
+
+def _folded(
+  kind: str, place: str, split: str, fold: str, data: DataConfig, class_names: Sequence[str] | None
+) -> Source:
+  """The 'train' or 'val' of a fold: of all images where a place has no splits, otherwise of those of its 'train'."""
+  holds_out, where = SOURCES[kind].holds_out(place), title(f'{kind}:{place}' if place else kind, 'train')
+  if not holds_out and 'val' in SOURCES[kind].splits(place):
+    raise UserError(
+      f"{where} stands beside a split 'val', which config.data.fold {fold} would replace; leave it out, or put the "
+      f'folders of all classes into one folder without train and val.'
+    )
+  whole = SOURCES[kind].open(place, 'all' if holds_out else 'train', data=data, class_names=class_names)
+  chosen = folds.chosen(whole.labels(), split, fold)
+  if not chosen.any():
+    raise UserError(
+      f"{where} has {len(whole)} images, none of which is in '{split}' of config.data.fold {fold}."
+    )
+  return subset.Subset(whole, chosen)
 
 
 def title(spec: str, split: str) -> str:

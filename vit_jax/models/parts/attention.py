@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import NamedSharding
 
-from vit_jax.models import token_weights
+from vit_jax.models import dense_product, token_weights
 from vit_jax.models.base import ShardingRules
 from vit_jax.models.dropout import Place, dropout
 from vit_jax.models.parts import fused_attention
@@ -84,6 +84,7 @@ class Attention(nnx.Module):
     """
     # LinearGeneral initialises its kernel as the flattened matrix, (D, H*Dh) and (H*Dh, D).
     xavier = {'kernel_init': nnx.initializers.xavier_uniform(), 'dtype': dtype, 'rngs': rngs}
+    xavier['dot_general'] = dense_product.dot_general(how.sharding)
     head = (heads, width // heads)
     self.query = nnx.LinearGeneral(width, head, **xavier)
     self.key = nnx.LinearGeneral(width, head, **xavier)

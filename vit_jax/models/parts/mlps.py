@@ -18,7 +18,7 @@ from flax.typing import Initializer
 from jax.sharding import NamedSharding, PartitionSpec
 
 from vit_jax.foundation.registry import Registry
-from vit_jax.models import depthwise_convolution, flops
+from vit_jax.models import dense_product, depthwise_convolution, flops
 from vit_jax.models.base import ShardingRules
 from vit_jax.models.dropout import Place, dropout
 from vit_jax.models.scanned_blocks import constrain_examples
@@ -35,8 +35,9 @@ MLPS: Registry[Any] = Registry(
 
 Activation = Literal['gelu_tanh', 'gelu', 'quick_gelu', 'silu', 'relu']
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
-  'gelu_tanh': functools.partial(jax.nn.gelu, approximate=True),
-  'gelu': functools.partial(jax.nn.gelu, approximate=False),
+  # As calls of their own in a traced function, so that exports know them by name.
+  'gelu_tanh': jax.jit(functools.partial(jax.nn.gelu, approximate=True)),
+  'gelu': jax.jit(functools.partial(jax.nn.gelu, approximate=False)),
   'quick_gelu': lambda x: x * jax.nn.sigmoid(1.702 * x),
   'silu': jax.nn.silu,
   'relu': jax.nn.relu,
@@ -79,9 +80,8 @@ class Mlp(nnx.Module):
       dropout: of hidden units and outputs.
     """
     kernel_init, bias_init = init
-    linear = functools.partial(
-      nnx.Linear, kernel_init=kernel_init, bias_init=bias_init, dtype=dtype, rngs=rngs
-    )
+    options = {'dtype': dtype, 'dot_general': dense_product.dot_general(sharding), 'rngs': rngs}
+    linear = functools.partial(nnx.Linear, kernel_init=kernel_init, bias_init=bias_init, **options)
     self.make_layers(linear, width, hidden)
     self.dense_out = linear(hidden, width)
     self.sub_norm: Any = sub_norm and sub_norm(hidden)

@@ -1,0 +1,30 @@
+"""CIFAR-10 from scratch to 80 % in the least processor time: nineteen minutes of a core.
+
+python -m vit_jax.main --config=configs/cifar10_fast.py --workdir=runs/cifar10_fast
+
+A quarter of the FLOPs of cifar10_scratch.py an image, with a depthwise convolution in every MLP (LocalViT), which knows
+neighbours from the first step, fixed positions, and Muon at a high rate (arXiv 2502.16982). What was measured, and
+beside what: benchmarks/RESULTS.md.
+
+Target: cpu:1
+"""
+
+from vit_jax import recipes
+
+_FAST = {
+  'total': '9 epochs',
+  'model.width': 64,
+  'model.mlp_dim': 192,
+  'model.depth': 4,
+  'model.heads': 2,
+  'model.position': 'sincos2d',
+  'model.mlp_locality': True,
+  'optimizer.name': 'muon',
+  'optimizer.weight_decay': 0.1,
+  'schedule.learning_rate': 6e-3,
+  'schedule.warmup': '5%',
+}
+
+
+def get_config():
+  return recipes.changed_cifar10('cifar10_fast.py', 'fast', {'fast': _FAST})

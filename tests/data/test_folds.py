@@ -1,0 +1,61 @@
+"""Folds of cross-validation: each image is held out once, classes are divided evenly, and folders stay as they are."""
+
+import numpy as np
+import pytest
+
+from vit_jax import config as c
+from vit_jax.data import folds
+from vit_jax.data.config import DataConfig
+from vit_jax.data.sources import open_source, open_training
+from vit_jax.foundation.errors import UserError
+
+
+def names(source):
+  return [source[number].name for number in range(len(source))]
+
+
+def photos(root, counts):
+  for name, count in counts.items():
+    (root / name).mkdir(parents=True)
+    for number in range(count):
+      (root / name / f'{number}.jpg').write_bytes(b'')
+  return f'folder:{root}'
+
+
+@pytest.mark.parametrize('kind', ['folder', 'digits'])
+def test_each_image_is_held_out_once_and_classes_are_divided_evenly(kind, tmp_path):
+  spec = photos(tmp_path, {'ant': 11, 'bee': 23, 'cat': 4}) if kind == 'folder' else 'digits'
+  everything = open_source(spec, 'all' if kind == 'folder' else 'train', data=DataConfig())
+  held, counts = [], []
+  for number in range(1, 6):
+    data = DataConfig(source=spec, fold=f'{number}/5')
+    val, train = open_source(spec, 'val', data=data), open_training(data, 0)
+    assert sorted(names(val) + names(train)) == sorted(names(everything))
+    assert val.class_names == train.class_names == everything.class_names
+    held += names(val)
+    counts.append(np.bincount(val.labels(), minlength=len(val.class_names)))
+  assert sorted(held) == sorted(names(everything))
+  assert np.ptp(counts, axis=0).max() <= 1 and np.ptp(np.sum(counts, axis=1)) <= 1
+
+
+def test_a_fold_of_lists_of_classes_divides_the_images():
+  labels = np.array([[0, 1], [2, -1], [-1, -1], [1, -1], [0, 2]])
+  held = [folds.chosen(labels, 'val', f'{number}/2') for number in (1, 2)]
+  assert held[0].tolist() == [True, False, True, False, True] and (held[0] ^ held[1]).all()
+  assert (folds.chosen(labels, 'train', '1/2') == held[1]).all()
+
+
+def test_folds_that_make_no_sense_are_refused(tmp_path):
+  for fold in ('0/5', '6/5', '1/1', '2', 'a/b'):
+    with pytest.raises(
+      UserError, match=r"config\.data\.fold is .*; it must be one of two folds or more, .* '2/5'"
+    ):
+      c.from_config_dict(c.as_json(c.Config(data=DataConfig(fold=fold))))
+  own = photos(tmp_path / 'own', {'train/ant': 2, 'val/ant': 2})
+  with pytest.raises(
+    UserError, match=r"stands beside a split 'val', which config\.data\.fold 1/2 would replace"
+  ):
+    open_source(own, 'val', data=DataConfig(fold='1/2'))
+  few = photos(tmp_path / 'few', {'ant': 2, 'bee': 1})
+  with pytest.raises(UserError, match=r"has 3 images, none of which is in 'val' of config\.data\.fold 4/4"):
+    open_source(few, 'val', data=DataConfig(fold='4/4'))
