@@ -124,14 +124,6 @@ def define_tta() -> flags.FlagHolder[bool]:
   return flags.DEFINE_bool('tta', False, 'Mean logits of each image and its mirror image, in twice the time.')
 
 
-def define_tokens() -> tuple[flags.FlagHolder[int | None], flags.FlagHolder[int]]:
-  """The flags --max_patches and --token_merging of a command that asks a Vision Transformer for classes."""
-  text = 'NaFlex: images keep their aspect ratio, and are cut into at most so many patches.'
-  most = flags.DEFINE_integer('max_patches', None, text, lower_bound=1)
-  text = 'ToMe: patches that each block merges into others, for speed.'
-  return most, flags.DEFINE_integer('token_merging', 0, text, lower_bound=0)
-
-
 def define_weights() -> flags.FlagHolder[Literal['raw', 'ema'] | None]:
   """The flag --weights of a command that loads a checkpoint."""
   text = (

@@ -45,7 +45,12 @@ _OUTPUT = flags.DEFINE_string(
 _BATCH_SIZE = flags.DEFINE_integer('batch_size', 32, 'Images at a time.', lower_bound=1)
 _CLASS_NAMES = cli.define_class_names()
 _TTA = cli.define_tta()
-_MAX_PATCHES, _TOKEN_MERGING = cli.define_tokens()
+_MAX_PATCHES = flags.DEFINE_integer(
+  'max_patches', None, 'Patches, at most, of an image that keeps its aspect ratio (NaFlex).', lower_bound=1
+)
+_TOKEN_MERGING = flags.DEFINE_integer(
+  'token_merging', 0, 'Patches that each block merges into others (ToMe).', lower_bound=0
+)
 
 _NAME = 'evaluation'  # of the files
 _LISTED = 20  # classes in the table on the screen

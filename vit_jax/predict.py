@@ -40,7 +40,6 @@ _THRESHOLD = flags.DEFINE_float(
   'threshold', None, 'Say of how many images the best class has less.', lower_bound=0, upper_bound=1
 )
 _TTA = cli.define_tta()
-_MAX_PATCHES, _TOKEN_MERGING = cli.define_tokens()
 
 
 class Prediction(NamedTuple):
@@ -71,13 +70,7 @@ def main(arguments: Sequence[str]) -> None:
     return Record(content, -1, str(paths[number]))
 
   compilation_cache.enable()
-  model = load(
-    checkpoint,
-    weights=_WEIGHTS.value,
-    classes=_CLASSES.value,
-    max_patches=_MAX_PATCHES.value,
-    token_merging=_TOKEN_MERGING.value or 0,
-  )
+  model = load(checkpoint, weights=_WEIGHTS.value, classes=_CLASSES.value)
   model.check_classifies(checkpoint)
   given = _CLASS_NAMES.value
   names = model.class_names if given is None else class_names.read(given, model.num_classes)

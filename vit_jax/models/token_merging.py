@@ -6,7 +6,7 @@ the most similar of the second, by the cosine of their keys, and the r most simi
 Only logits without dropout are computed so: features are of all patches.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,8 @@ from vit_jax.models.token_weights import TokenWeights
 
 if TYPE_CHECKING:
   from vit_jax.models.vit_config import ViTConfig
+
+C = TypeVar('C', bound='ViTConfig')
 
 
 def apply(
@@ -68,8 +70,8 @@ def merged(
   return z, TokenWeights(total[..., 0])
 
 
-def check(config: 'ViTConfig', path: str) -> None:
-  """Raises UserError for a model whose blocks need all patches, or the grid."""
+def checked(config: C, path: str) -> C:
+  """A model's options as they are; UserError, which names `path`, where blocks need all patches, or the grid."""
   wrong = None
   if config.position not in ('none', 'learned', 'learned2d', 'sincos2d', 'sincos2d_mae'):
     wrong = (
@@ -83,3 +85,4 @@ def check(config: 'ViTConfig', path: str) -> None:
     wrong = "pool 'none', by which every patch gets logits; choose another pool"
   if config.token_merging and wrong:
     raise UserError(f'{path}.token_merging is {config.token_merging}, and the model has {wrong}.')
+  return config

@@ -179,8 +179,7 @@ class ViTConfig(ModelConfig):
   # Share of an image's patches that a training step leaves out behind their positions (models/patch_dropout.py): a step
   # takes about that much less. For models whose positions are added to the tokens.
   patch_dropout: Rate = 0.0
-  # Patches that each block merges into others, in logits without dropout (models/token_merging.py; ToMe, arXiv
-  # 2210.09461): evaluation and inference take less time, and lose some accuracy. 0 for none.
+  # Patches that each block merges into others, in evaluation and inference (models/token_merging.py; ToMe). 0 for none.
   token_merging: Amount = 0
   # Patch sizes of training, one of which is drawn for each batch (FlexiViT, arXiv 2212.08013); the model then
   # takes all of them (`load(patch=…)`, config.evaluators.….patch). () for `patch` alone.
@@ -300,9 +299,7 @@ class ViTConfig(ModelConfig):
     return dataclasses.replace(self, patch_sizes=())
 
   def with_token_merging(self, number: int, path: str) -> Self:
-    model = dataclasses.replace(self, token_merging=number)
-    token_merging.check(model, path)
-    return model
+    return token_merging.checked(dataclasses.replace(self, token_merging=number), path)
 
   def check_any_shape(self, option: str) -> None:
     naflex.check(self, option)
@@ -376,7 +373,7 @@ class ViTConfig(ModelConfig):
       raise UserError(f"{path}.rotary_moves goes with position 'rotary_dinov3'; leave it out.")
     self._check_attention(path)
     patch_dropout.check(self, path)
-    token_merging.check(self, path)
+    token_merging.checked(self, path)
     flexible_patches.check(self, path)
     axial.check(self, path)
 

@@ -96,8 +96,8 @@ class TokenGapPool(GapPool):
 
   def __call__(self, tokens: jax.Array, weights: TokenWeights | None = None) -> jax.Array:
     tokens = self._unregistered(tokens)
-    patches = mean(tokens[:, 1:], weights and weights[self.leading :])
-    return jnp.concatenate([tokens[:, 0], patches], axis=-1)
+    weights = weights and weights[self.leading :]
+    return jnp.concatenate([tokens[:, 0], mean(tokens[:, 1:], weights)], axis=-1)
 
 
 class GapPatchesPool(Pool):
