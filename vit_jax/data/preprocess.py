@@ -171,6 +171,10 @@ class Preprocess:
         f"{project}'s resize antialiases, and the {self.method} resize of this checkpoint does not: of images "
         'that are shrunk, the pixels differ a little.',
       )
+    if self.max_patches is not None:
+      notes += (
+        f'{project} squashes images to one size, and this checkpoint keeps their aspect ratio (NaFlex).',
+      )
     if self.resize_rule != written.resize_rule:
       notes += (
         f'{project} has no resize of this kind ({self.crop}, {self.resize} pixels): it prepares images of most '
