@@ -55,15 +55,7 @@ def test_a_gradient_of_padding_is_zero():
   assert (np.abs(gradient[0, :24]).max(axis=(1, 2)) > 0).all()
 
 
-def test_images_keep_their_aspect_ratio_within_a_patch():
-  sizes = [(300, 400), (400, 300), (7, 5000), (333, 333), (1, 1)]
-  for most in (64, 100, 576):
-    for size in sizes:
-      height, width = geometry.within_patches(size, 16, most)
-      assert height % 16 == width % 16 == 0 and height * width <= most * 256
-      # No larger size of the same shape has as few patches.
-      scale = max((height - 16) / size[0], (width - 16) / size[1])
-      assert height == 16 or width == 16 or scale < min(height / size[0], width / size[1]) + 1e-9
+def test_a_column_of_patches_is_its_image():
   image = np.random.default_rng(0).integers(0, 256, (48, 80, 3), np.uint8)
   prepared = Preprocess((64, 64), mean=(0.0,), std=(1 / 255,), max_patches=15, patch=16)([image])
   again = geometry.picture(prepared.pixels[0], prepared.grids[0])

@@ -23,6 +23,10 @@ class Patches:
   # int32 (B, 2): rows and columns of the patches of each image; their product is at most N.
   grids: Any
 
+  def __len__(self) -> int:
+    """B, as of such a batch."""
+    return self.pixels.shape[0]
+
   @property
   def shape(self) -> tuple[int, ...]:
     """(B, N P, P, C), as of a batch of images of N x 1 patches."""
