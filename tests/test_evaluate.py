@@ -59,9 +59,9 @@ def folder_of(place: pathlib.Path, stdout: str) -> pathlib.Path:
   return place / wrote.removeprefix('Wrote ').partition(':')[0]
 
 
-def by_hand(checkpoint: pathlib.Path, files: list[pathlib.Path]) -> np.ndarray:
+def by_hand(checkpoint: pathlib.Path, files: list[pathlib.Path], **options: int) -> np.ndarray:
   """float64 (images, 3): the softmax of each image's logits."""
-  model = vit_jax.load(checkpoint)
+  model = vit_jax.load(checkpoint, **options)
   logits = np.asarray(model(model.preprocess([Image.open(file) for file in files])), np.float64)
   return np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
 
@@ -100,6 +100,21 @@ def test_numbers_of_every_checkpoint_on_every_kind_of_data_are_those_counted_by_
   )
   pairs = collections.Counter((CLASSES[t], CLASSES[p]) for t, p in zip(truth, prediction, strict=True))
   assert {(e['class'], e['taken_for']): e['examples'] for e in report['confusion']} == pairs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('option', ['max_patches=3', 'token_merging=1'])
+def test_options_of_tokens_are_those_of_load(place, option):
+  report = evaluated(place, '--checkpoint=run', f'--{option}', FLAT)
+  files = sorted((place / FLAT).rglob('*.png'))
+  name, number = option.split('=')
+  shares = by_hand(place / 'run', files, **{name: int(number)})
+  truth = np.array([CLASSES.index(file.parent.name) for file in files])
+  assert report['metrics']['accuracy'] == np.mean(shares.argmax(axis=1) == truth)
+  np.testing.assert_allclose(
+    report['metrics']['loss'], -np.log(shares[np.arange(18), truth]).mean(), rtol=1e-4
+  )
+  assert report[name] == int(number)
 
 
 @pytest.mark.slow

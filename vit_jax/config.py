@@ -23,6 +23,7 @@ from vit_jax.foundation import durations
 from vit_jax.foundation.durations import Duration, DurationOrZero
 from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import MODELS, ModelConfig
+from vit_jax.models.capabilities import check_any_shape
 from vit_jax.models.dino import DinoConfig
 from vit_jax.models.efficientnet import EfficientNetConfig
 from vit_jax.models.mae import MaeConfig
@@ -191,6 +192,7 @@ class Config:
         f'change one of them.'
       )
     self.objective.check_run(self.model, self.data)
+    self._check_any_shape(path)
     if self.objective.learns_from_ema and not self.ema:
       raise UserError(
         f'{path}.objective is {self.objective.title}, whose teacher is the EMA, and {path}.ema is 0; set it to 0.99 or '
@@ -223,6 +225,22 @@ class Config:
       self._check_evaluator(f'{path}.evaluators.{name}', evaluator)
     self._check_metric(f'{path}.checkpoint.best', self.checkpoint.best)
     self._check_metric(f'{path}.stop.metric', self.stop.metric)
+
+  def _check_any_shape(self, path: str) -> None:
+    """Raises UserError for what takes images of one size, where data.max_patches is for images of any shape."""
+    if not self.data.max_patches:
+      return
+    check_any_shape(self.model, f'{path}.data.max_patches')
+    if self.data.patch != self.model.patch_pixels:
+      raise UserError(
+        f'{path}.data.patch is {self.data.patch} pixels, and the model has patches of {self.model.patch_pixels}; set '
+        f'it to {self.model.patch_pixels}.'
+      )
+    if self.objective.frozen_models() or self.objective.extra_crops(self.data):
+      raise UserError(
+        f'{path}.data.max_patches is for images of any shape, and {self.objective.title} takes images of one size; '
+        'leave it out.'
+      )
 
   def _check_evaluator(self, path: str, evaluator: EvaluatorConfig) -> None:
     crop = evaluator.crop or 'resize'

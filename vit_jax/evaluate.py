@@ -45,6 +45,12 @@ _OUTPUT = flags.DEFINE_string(
 _BATCH_SIZE = flags.DEFINE_integer('batch_size', 32, 'Images at a time.', lower_bound=1)
 _CLASS_NAMES = cli.define_class_names()
 _TTA = cli.define_tta()
+_MAX_PATCHES = flags.DEFINE_integer(
+  'max_patches', None, 'Patches, at most, of an image that keeps its aspect ratio (NaFlex).', lower_bound=1
+)
+_TOKEN_MERGING = flags.DEFINE_integer(
+  'token_merging', 0, 'Patches that each block merges into others (ToMe).', lower_bound=0
+)
 
 _NAME = 'evaluation'  # of the files
 _LISTED = 20  # classes in the table on the screen
@@ -69,7 +75,12 @@ def main(arguments: Sequence[str]) -> None:
   asked = _asked(arguments, checkpoint)
   source = _opened(asked)
   compilation_cache.enable()
-  model = load(checkpoint, weights=_WEIGHTS.value)
+  model = load(
+    checkpoint,
+    weights=_WEIGHTS.value,
+    max_patches=_MAX_PATCHES.value,
+    token_merging=_TOKEN_MERGING.value or 0,
+  )
   model.check_classifies(checkpoint)
   if _CLASS_NAMES.value is not None:
     model.class_names = class_names.read(_CLASS_NAMES.value, model.num_classes)
@@ -244,6 +255,8 @@ def _facts(checkpoint: str, asked: _Asked, unreadable: Sequence[str]) -> dict[st
     'checkpoint': checkpoint,
     'data': sources.title(asked.spec, asked.split),
     'tta': bool(_TTA.value),
+    'max_patches': _MAX_PATCHES.value,
+    'token_merging': _TOKEN_MERGING.value,
     'unreadable': list(unreadable),
   }
 

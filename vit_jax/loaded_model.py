@@ -1,6 +1,8 @@
 """A loaded model: what `vit_jax.load` gives, compiled at its first call."""
 
+import dataclasses
 import functools
+import logging
 import operator
 from collections.abc import Iterable, Sequence
 from typing import Any, SupportsIndex
@@ -13,10 +15,13 @@ from PIL import Image
 
 from vit_jax.data.preprocess import Preprocess
 from vit_jax.foundation.errors import UserError
+from vit_jax.foundation.naflex import Patches
 from vit_jax.models import summary
 from vit_jax.models.base import Architecture, Model, ModelConfig, Pooling
-from vit_jax.models.capabilities import Attends, HasTokens, TextTowerOptions
+from vit_jax.models.capabilities import Attends, HasTokens, TextTowerOptions, check_any_shape
 from vit_jax.pretrained.base import Link
+
+_log = logging.getLogger(__name__)
 
 
 class LoadedModel:
@@ -28,7 +33,7 @@ class LoadedModel:
   Attributes:
     module: the NNX module, for those who transform or train it: `nnx.split(model.module)`.
     preprocess: makes the float32 (B, H, W, C) input of Pillow's images or uint8 arrays, prepared as for the
-      checkpoint's training.
+      checkpoint's training; of images that keep their shape (NaFlex) `Patches`, which all methods take.
     class_names: of the logits; None: the checkpoint does not name them.
     link: 'softmax', or 'sigmoid' where an image may have several classes: what `probabilities` computes.
   """
@@ -64,6 +69,8 @@ class LoadedModel:
     Raises:
       UserError: the images are not such an array, as in all methods that take images.
     """
+    if tta and isinstance(images, Patches):
+      raise UserError('tta is for images of one size, and these have any shape (NaFlex); leave it out.')
     return _logits(self.module, self._checked(images), tta)
 
   def __repr__(self) -> str:
@@ -154,9 +161,10 @@ class LoadedModel:
     """
     self.check_classifies()
     prepared = self.preprocess(images)
-    batch = np.zeros((1 << (len(prepared) - 1).bit_length(), *prepared.shape[1:]), prepared.dtype)
-    batch[: len(prepared)] = prepared
-    best = np.asarray(self(batch).argmax(axis=-1))[: len(prepared)]
+    count = prepared.shape[0]
+    missing = (1 << (count - 1).bit_length()) - count
+    batch = jax.tree.map(lambda rows: np.pad(rows, [(0, missing), *[(0, 0)] * (rows.ndim - 1)]), prepared)
+    best = np.asarray(self(batch).argmax(axis=-1))[:count]
     return [self.class_names[number] if self.class_names else str(number) for number in best]
 
   def check_classifies(self, name: str = 'The model') -> None:
@@ -171,11 +179,25 @@ class LoadedModel:
         '(vit_jax.load).'
       )
 
-  def _checked(self, images: jax.typing.ArrayLike) -> jax.Array:
+  def squash(self, what: str) -> None:
+    """Has images of any shape squashed to squares, since `what` is for images of one size; a warning says so."""
+    if self.preprocess.max_patches is not None:
+      self.preprocess = dataclasses.replace(self.preprocess, max_patches=None)
+      _log.warning(
+        '%s is for images of one size: they are squashed to %d x %d pixels, although the checkpoint takes them in any '
+        'shape.',
+        what,
+        *self.preprocess.size,
+      )
+
+  def _checked(self, images: Any) -> Any:
     """The images as an array.
 
-    UserError where they are not what `preprocess` makes: floats (B, H, W, C), with the model's channels.
+    UserError where they are not what `preprocess` makes: floats (B, H, W, C), with the model's channels, or `Patches`.
     """
+    if isinstance(images, Patches):
+      check_any_shape(self.config, 'A batch of patches')
+      return Patches(self._checked(images.pixels), jnp.asarray(images.grids))
     array = _as_array(images)
     remedy = 'write model(model.preprocess([image, …]))'
     if array is None or array.ndim != 4:
@@ -244,7 +266,7 @@ def _feature_maps(
 @jax.jit
 def embeddings_of(module: Model, images: jax.Array) -> jax.Array:
   """float32 (B, D): as `LoadedModel.embeddings`."""
-  return module.head_input(module.features(images)).astype(jnp.float32)
+  return module.embeddings(images).astype(jnp.float32)
 
 
 @jax.jit

@@ -14,9 +14,16 @@ from flax import nnx
 
 from vit_jax import options as options_lib
 from vit_jax.foundation import pytrees
+from vit_jax.foundation.errors import UserError
 from vit_jax.loaded_model import LoadedModel
 from vit_jax.models.base import DType, Model, Pooling
-from vit_jax.models.capabilities import PretrainingOptions, with_one_patch_size, with_position_resize
+from vit_jax.models.capabilities import (
+  MergesTokens,
+  PretrainingOptions,
+  check_any_shape,
+  with_one_patch_size,
+  with_position_resize,
+)
 from vit_jax.models.parts import OneOf
 from vit_jax.models.parts.mlps import Activation
 from vit_jax.models.parts.pools import POOLS
@@ -48,6 +55,8 @@ class _Arguments:
   adapter: str | None = None
   patch: Count | None = None
   classes: tuple[str, ...] | None = None
+  max_patches: Count | None = None
+  token_merging: Amount = 0
 
   @classmethod
   def of(cls, **values: Any) -> '_Arguments':
@@ -67,7 +76,7 @@ def _without_numpy(value: Any) -> Any:
   return value.item() if isinstance(value, np.generic) else value
 
 
-# Fourteen parameters: people type them in notebooks, where an editor completes and explains them.
+# Sixteen parameters: people type them in notebooks, where an editor completes and explains them.
 def load(
   source: str | os.PathLike[str],
   *,
@@ -84,6 +93,8 @@ def load(
   adapter: str | os.PathLike[str] | None = None,
   patch: int | None = None,
   classes: Sequence[str] | None = None,
+  max_patches: int | None = None,
+  token_merging: int = 0,
 ) -> LoadedModel:
   """The model of a checkpoint, its architecture read off the tensors.
 
@@ -107,6 +118,9 @@ def load(
     patch: pixels along a side of a patch, to which the patch embedding is resized (FlexiViT, arXiv 2212.08013); the
       grid of positions follows. None: as trained.
     classes: of CLIP or SigLIP: texts such as 'a photo of a dog', of which its text tower makes the head.
+    max_patches: NaFlex: images keep their aspect ratio and are cut into at most so many patches, for which the
+      positions are resized. None: as the checkpoint takes its images; with image_size all of that size.
+    token_merging: patches that each block merges into others for logits (ToMe, models/token_merging.py).
 
   Raises:
     UserError: there is no such checkpoint, it is damaged, or it does not fit what is asked for.
@@ -137,6 +151,10 @@ def _built(pretrained: Pretrained, asked: _Arguments) -> LoadedModel:
     model = with_told('The checkpoint', with_one_patch_size(model), {'patch': asked.patch})
   model.grid(size, 'image_size')  # refuses a size that the patches do not divide, by the argument's name
   new_head = num_classes is not None and num_classes != own.num_classes
+  if asked.token_merging:
+    if not isinstance(model, MergesTokens):
+      raise UserError(f'token_merging is for a Vision Transformer, and this is {model.title}; leave it out.')
+    model = model.with_token_merging(asked.token_merging, 'load')
   if asked.dtype is not None:
     model = dataclasses.replace(model, dtype=asked.dtype)
   if asked.position_resize is not None:  # for images of other sizes too
@@ -154,6 +172,10 @@ def _built(pretrained: Pretrained, asked: _Arguments) -> LoadedModel:
   if report.changes():
     _log.warning('%s', report)
   preprocess, link = pretrained.preprocess.at(size), 'softmax' if new_head else pretrained.link
+  most = asked.max_patches or (None if asked.image_size else preprocess.max_patches)
+  if most is not None:
+    check_any_shape(model, 'max_patches')
+  preprocess = dataclasses.replace(preprocess, max_patches=most, patch=model.patch_pixels)
   class_names = None if new_head else pretrained.class_names
   del pretrained  # the caller keeps no reference either: each array goes when it is on the device
   graphdef, shapes = architecture.graph_and_shapes()

@@ -10,7 +10,18 @@ from vit_jax.data import augment_policy, folds
 from vit_jax.foundation.durations import Duration
 from vit_jax.foundation.errors import UserError
 from vit_jax.foundation.registry import KindOf
-from vit_jax.options import RESUMABLE, TINY, Amount, AtLeast, Between, Count, ImageSize, Pixels, Positive
+from vit_jax.options import (
+  RESUMABLE,
+  TINY,
+  Amount,
+  AtLeast,
+  Between,
+  Count,
+  ImageSize,
+  Pixels,
+  Positive,
+  Size,
+)
 
 Crop = Literal['inception', 'random', 'central', 'resize']
 EvalCrop = Literal['resize', 'central', 'timm_center', 'timm_squash', 'timm_border']
@@ -44,6 +55,12 @@ class DataConfig:
   # Smaller images at first, ((until, height), …), such as (('40%', 128), ('70%', 160)); width, `resize` and `padding`
   # change in proportion. The model is built for `image_size` and evaluated at it; its positions are interpolated.
   progressive_resizing: tuple[tuple[Duration, Pixels], ...] = ()
+  # Patches of an image that keeps its aspect ratio (NaFlex, SigLIP 2): it is resized to the largest size of at most so
+  # many patches, and padded to them. Of several numbers each step takes one, in turn, and evaluators the largest.
+  # `image_size` is then that of the model's positions only. () for images of one size.
+  max_patches: tuple[Count, ...] = ()
+  # Pixels along a side of a patch of max_patches, as the model's.
+  patch: Size = 16
   # Channels of an image: 3 for colour, 1 for grayscale.
   channels: Literal[1, 3] = 3
   # Several sources in place of `source`, ((source, weight), …), drawn from in proportion to their weights; their
@@ -131,8 +148,15 @@ class DataConfig:
       return -mean[0] / std[0], (1 - mean[0]) / std[0]
     return -np.array(mean) / std, (1 - np.array(mean)) / std
 
+  @property
+  def input_size(self) -> tuple[int, int]:
+    """Height and width of the arrays of a batch: `image_size`, or a column of the most of `max_patches`."""
+    return (max(self.max_patches) * self.patch, self.patch) if self.max_patches else self.image_size
+
   def check(self, path: str) -> None:
     """Raises UserError where options contradict each other."""
+    if self.max_patches:
+      self._check_any_shape(path)
     low, high = self.area
     if not 0 < low <= high <= 1:
       raise UserError(f'{path}.area is {self.area}; it must be two shares with 0 < low <= high <= 1.')
@@ -158,6 +182,20 @@ class DataConfig:
     for source, weight in self.mixture:
       if not 0 < weight < math.inf:
         raise UserError(f'{path}.mixture: {source!r} has the weight {weight}; it must be more than 0.')
+
+  def _check_any_shape(self, path: str) -> None:
+    """Raises UserError for what needs images of one size."""
+    mixes = self.cutmix or (augment_policy.mixup(self.augment) if self.mixup is None else self.mixup)
+    for name, wrong in (
+      ('crop', self.crop not in ('inception', 'resize')),
+      ('progressive_resizing', self.progressive_resizing),
+      ('mixup', mixes),
+    ):
+      if wrong:
+        raise UserError(
+          f'{path}.max_patches is for images of any shape, and {path}.{name} for images of one size; '
+          + ("choose crop 'inception' or 'resize'." if name == 'crop' else 'switch one of them off.')
+        )
 
 
 def check_resize(name: str, resize: Resize | None, image_size: tuple[int, int], *, crop: EvalCrop) -> None:

@@ -36,6 +36,43 @@ def keep_ratio(size: Size, target: Size, *, within: bool) -> Size:
   return height, width
 
 
+def within_patches(size: Size, patch: int, patches: int) -> Size:
+  """The largest size, whole patches, of an image that keeps its aspect ratio within a patch and has at most `patches`.
+
+  As big_vision's `resize_to_sequence` and transformers' Siglip2ImageProcessor search for it.
+  """
+  low, high, close = 1e-6, 100.0, 1e-5
+
+  def scaled(scale: float) -> Size:
+    height, width = (max(math.ceil(side * scale / patch), 1) * patch for side in size)
+    return height, width
+
+  while high - low >= close:
+    middle = (low + high) / 2
+    height, width = scaled(middle)
+    if (height / patch) * (width / patch) <= patches:
+      low = middle
+    else:
+      high = middle
+  return scaled(low)
+
+
+def column(image: np.ndarray, patch: int, patches: int) -> np.ndarray:
+  """(h P, w P, C) -> (patches P, P, C): the patches row by row, below each other, and zeros behind them."""
+  height, width, channels = image.shape
+  rows = image.reshape(height // patch, patch, width // patch, patch, channels)
+  result = np.zeros((patches * patch, patch, channels), image.dtype)
+  result[: height * width // patch] = rows.transpose(0, 2, 1, 3, 4).reshape(-1, patch, channels)
+  return result
+
+
+def picture(column: np.ndarray, grid: npt.ArrayLike) -> np.ndarray:
+  """The inverse of `column`: (N P, P, C), the grid's rows and columns -> (h P, w P, C)."""
+  (rows, columns), (_, patch, channels) = np.asarray(grid).tolist(), column.shape
+  patches = column[: rows * columns * patch].reshape(rows, columns, patch, patch, channels)
+  return patches.transpose(0, 2, 1, 3, 4).reshape(rows * patch, columns * patch, channels)
+
+
 def cut(image: np.ndarray, size: Size, *, half_even: bool = False, fill: npt.ArrayLike = 0) -> np.ndarray:
   """The middle of an image; a side that is too short gets a border.
 

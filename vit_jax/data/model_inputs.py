@@ -1,9 +1,11 @@
 """Records as the input of a loaded model, batch by batch: what `predict` and `evaluate` read."""
 
+import operator
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 import tqdm
 
@@ -19,8 +21,8 @@ class Inputs(NamedTuple):
 
   numbers: list[int]  # of the records
   records: list[Record]
-  # float32 (batch size, H, W, C); the rows behind the records are zeros, so that one shape is compiled.
-  images: np.ndarray
+  # float32 (batch size, H, W, C), or `Patches`; the rows behind the records are zeros, so that one shape is compiled.
+  images: Any
 
 
 class ModelInputs:
@@ -60,17 +62,17 @@ class ModelInputs:
     pauses: Any = {} if sys.stderr.isatty() else {'delay': 30, 'mininterval': 30}
     with tqdm.tqdm(total=self.count, unit='image', **pauses) as bar:
       for group, results in zip(groups, map_ahead(self._prepared, groups, self._threads), strict=True):
-        batch = Inputs([], [], np.zeros(self._shape, np.float32))
+        batch, images = Inputs([], [], None), []
         for number, result in zip(group, results, strict=True):
           if isinstance(result, Exception):
             self.unreadable.append(str(result))
             tqdm.tqdm.write(str(result), file=sys.stderr)
           else:
-            record, batch.images[len(batch.numbers)] = result
             batch.numbers.append(number)
-            batch.records.append(record)
-        if batch.numbers:
-          yield batch
+            batch.records.append(result[0])
+            images.append(result[1])
+        if images:
+          yield batch._replace(images=jax.tree.map(self._filled, *images))
         bar.update(len(group))
 
   def check(self) -> None:
@@ -80,16 +82,18 @@ class ModelInputs:
         f'{len(self.unreadable)} of {self.count} images could not be read and are left out; restore or remove them.'
       )
 
-  @property
-  def _shape(self) -> tuple[int, ...]:
-    return (self._batch_size, *self._preprocess.size, self._preprocess.channels)
+  def _filled(self, *rows: np.ndarray) -> np.ndarray:
+    """The rows of images as those of a batch, (batch size, ...), and zeros."""
+    result = np.zeros((self._batch_size, *rows[0].shape), rows[0].dtype)
+    result[: len(rows)] = rows
+    return result
 
-  def _prepared(self, number: int) -> tuple[Record, np.ndarray] | Exception:
-    """A record and its image (H, W, C), or why there is none."""
+  def _prepared(self, number: int) -> tuple[Record, Any] | Exception:
+    """A record and its image, (H, W, C) or `Patches`, or why there is none."""
     try:
       record = self._read(number)
       picture = Picture(record.image, self._preprocess.channels, record.name)
-      return record, self._preprocess([picture.pixels()])[0]
+      return record, jax.tree.map(operator.itemgetter(0), self._preprocess([picture.pixels()]))
     except OutOfReach:
       raise
     except (UserError, OSError) as error:

@@ -5,12 +5,15 @@ the first with the last: neighbours are random, because batches are shuffled, an
 image, in uint8, from the device before it.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.data import augment_policy
 from vit_jax.data.config import DataConfig
+from vit_jax.foundation.naflex import Patches
 
 Batch = dict[str, jax.Array]  # what the pipeline makes, or a part of it
 
@@ -21,24 +24,34 @@ def prepare(images: jax.Array, data: DataConfig) -> jax.Array:
   return images.astype(jnp.float32) * np.asarray((high - low) / 255, np.float32) + np.asarray(low, np.float32)
 
 
+def prepared(batch: Batch, data: DataConfig) -> Any:
+  """The images of a batch that is no training batch, as the model takes them: float32 (B, H, W, C), or `Patches`."""
+  return _with_grids(prepare(batch['image'], data), batch)
+
+
+def _with_grids(images: jax.Array, batch: Batch) -> Any:
+  return Patches(images, batch['grid']) if 'grid' in batch else images
+
+
 def prepare_training(batch: Batch, data: DataConfig, key: jax.Array) -> Batch:
   """Mirrors, mixes and scales a training batch.
 
   Args:
     batch: 'image', uint8 (B, H, W, C), and 'label', int32 (B,) or (B, n); perhaps 'weight', float32 (B, n), and, where
-      nothing is mixed, 'text', int32 (B, N), and extra crops, uint8 (B, n, H, W, C).
+      nothing is mixed, 'text', int32 (B, N), and extra crops, uint8 (B, n, H, W, C). Of images of any shape also
+      'grid', int32 (B, 2); these are columns of patches, mirrored already.
     data: flip, mixup, cutmix, mix_per, mean, std.
     key: a typed PRNG key of this step.
 
   Returns:
-    'image' and extra crops, float32, and 'label', 'weight' and 'text', where they are there, as they were. If images
-    are mixed, also 'label_b' (and 'weight_b'), of the same shapes, and 'lam', float32 (B,), between 0.5 and 1:
+    'image', float32 or `Patches`, extra crops, float32, and 'label', 'weight' and 'text', where they are there, as they
+    were. If images are mixed, also 'label_b' (and 'weight_b'), of the same shapes, and 'lam', float32 (B,), 0.5 to 1:
     'label' belongs to the image that makes up the share `lam` of the mixture, 'label_b' to the other one.
   """
   flip_key, mix_key = jax.random.split(key)
   images = batch['image']
   targets = {name: batch[name] for name in ('label', 'weight', 'text') if name in batch}
-  if data.flip:
+  if data.flip and 'grid' not in batch:
     mirrored = jax.vmap(jax.random.bernoulli)(keys_of_rows(flip_key, len(images)))
     images = jnp.where(mirrored[:, None, None, None], images[:, :, ::-1], images)
   weights = _weights(mix_key, data, images.shape)
@@ -46,7 +59,7 @@ def prepare_training(batch: Batch, data: DataConfig, key: jax.Array) -> Batch:
     crops = {name: values for name, values in batch.items() if values.ndim == 5}
     for number, (name, values) in enumerate(sorted(crops.items())):
       crops[name] = prepare(_some_mirrored(values, data, jax.random.fold_in(mix_key, number)), data)
-    return {'image': prepare(images, data), **targets, **crops}
+    return {'image': prepared(batch | {'image': images}, data), **targets, **crops}
   mixed = weights * images + (1 - weights) * _neighbours(images)
   own = jnp.broadcast_to(weights.mean(axis=(1, 2, 3)), len(images))  # share of each row's own image
   is_larger = (own >= 0.5).reshape(-1, *[1] * (batch['label'].ndim - 1))

@@ -31,6 +31,7 @@ from vit_jax.data.shuffle import Shuffle
 from vit_jax.data.sources.base import Record, Source
 from vit_jax.data.transforms import eval_image, extra_crops, train_image
 from vit_jax.foundation.errors import BadImage, UserError
+from vit_jax.foundation.naflex import Patches
 from vit_jax.parallel.mesh import check_batch_divides
 
 _REPLACEMENTS = 10  # tried for an image that cannot be decoded
@@ -71,7 +72,9 @@ class _Pipeline(abc.ABC):
       labels = np.zeros(rows, np.int32)
     else:
       labels = np.full((rows, data.max_labels), -1, np.int32)
-    buffers = {'image': np.zeros((rows, *data.image_size, data.channels), np.uint8), 'label': labels}
+    buffers = {'image': np.zeros((rows, *data.input_size, data.channels), np.uint8), 'label': labels}
+    if data.max_patches:
+      buffers['grid'] = np.ones((rows, 2), np.int32)
     if data.label_weights:
       buffers['weight'] = np.zeros(labels.shape, np.float32)
     return buffers
@@ -124,7 +127,8 @@ class Captions(Protocol):
 class TrainPipeline(_Pipeline):
   """Shuffled, augmented training batches.
 
-  A batch is {'image': uint8 (B, H, W, C), 'label': int32 (B,)}, global arrays. If images have lists of
+  A batch is {'image': uint8 (B, H, W, C), 'label': int32 (B,)}, global arrays. With data.max_patches images are columns
+  of patches (foundation/naflex.py), and there is 'grid', int32 (B, 2). If images have lists of
   classes, 'label' is (B, data.max_labels), padded with -1; with data.label_weights there is also 'weight',
   float32 of the same shape, padded with 0. With `captions` there is 'text', int32 (B, N), and each of `extra_crops`
   under its name.
@@ -229,7 +233,7 @@ class TrainPipeline(_Pipeline):
     image = record.image
     if self._extra_crops:  # decoded once for all
       image = Picture(image, data.channels, record.name).pixels()
-    arrays = {'image': train_image(image, record.name, data, rng)}
+    arrays = _arrays(train_image(image, record.name, data, rng))
     if self._captions:
       arrays['text'] = self._captions.of(record, rng)
     for crops in self._extra_crops:
@@ -318,11 +322,17 @@ class EvalPipeline(_Pipeline):
             raise
           self._count(error, self._bad_images, 0)
           continue
-        buffers['image'][row] = image
+        for name, array in _arrays(image).items():
+          buffers[name][row] = array
         self._set_labels(buffers, row, record)
         buffers['mask'][row] = True
         if self._real:
           buffers['real'][row] = self._real.of(record.name)
+
+
+def _arrays(image: Any) -> dict[str, np.ndarray]:
+  """What a row of a batch has of an image; of one of any shape its column of patches and their grid."""
+  return {'image': image.pixels, 'grid': image.grids} if isinstance(image, Patches) else {'image': image}
 
 
 def _parts(sharding: jax.sharding.Sharding) -> int:

@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterable
 from typing import Any, Literal, get_args
 
+import jax
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
@@ -18,6 +19,7 @@ from vit_jax.data.config import DataConfig, EvalCrop, Interpolation, Resize
 from vit_jax.data.decode import Box
 from vit_jax.data.opencv import opencv
 from vit_jax.foundation.errors import UserError, first_line
+from vit_jax.foundation.naflex import Patches
 
 Method = Literal['nearest', 'bilinear', 'bicubic', 'lanczos']
 TimmCrop = Literal['center', 'squash', 'border']
@@ -58,6 +60,10 @@ class Preprocess:
   # Pillow's resize (uint8, its kernel widened when it shrinks), which Hugging Face's checkpoints were
   # trained with; otherwise float32, half-pixel centres and no antialiasing, as the original's.
   antialias: bool = False
+  # NaFlex: images keep their aspect ratio, and are cut into at most so many patches (foundation/naflex.py) in place of
+  # `size`, which is that of the model's positions. None: all have `size`.
+  max_patches: int | None = None
+  patch: int = 16  # pixels along a side of a patch of these
 
   @classmethod
   def from_range(cls, size: tuple[int, int], low: float, high: float, **options: Any) -> 'Preprocess':
@@ -91,6 +97,8 @@ class Preprocess:
       timm=_TIMM.get(crop or 'resize'),
       method=METHODS[interpolation],
       antialias=interpolation != 'bilinear',
+      max_patches=max(data.max_patches, default=None),
+      patch=data.patch,
     )
 
   @property
@@ -117,7 +125,7 @@ class Preprocess:
       return 'bilinear'
     return next(name for name, method in METHODS.items() if method == self.method and name != 'bilinear')
 
-  def __call__(self, images: Iterable[Image.Image | np.ndarray]) -> np.ndarray:
+  def __call__(self, images: Iterable[Image.Image | np.ndarray]) -> Any:
     """Images of any size as a model's input.
 
     Args:
@@ -125,23 +133,26 @@ class Preprocess:
         channels, of NumPy, JAX or PyTorch. Alpha is dropped; of Pillow's with 16 bits a pixel the upper 8 are taken.
 
     Returns:
-      float32 (B, *size, channels).
+      float32 (B, *size, channels); with `max_patches` such `Patches`.
 
     Raises:
       UserError: an image that cannot be read, or whose values or channels can be meant in several ways.
     """
-    pixels = [self._resized(pixels_of(image, self.channels)) for image in _listed(images)]
+    pixels = [self._prepared(pixels_of(image, self.channels)) for image in _listed(images)]
     if not pixels:
       raise UserError('preprocess takes a list of images, and this one is empty; give at least one.')
     # (x / 255 - mean) / std as one product and sum, in float64.
     scale = 1 / (255 * np.asarray(self.std, np.float64))
     offset = -np.asarray(self.mean, np.float64) / np.asarray(self.std, np.float64)
-    return (np.stack(pixels) * scale + offset).astype(np.float32)
+    grids = [patches.grids for patches in pixels if isinstance(patches, Patches)]
+    arrays = [image.pixels if isinstance(image, Patches) else image for image in pixels]
+    scaled = (np.stack(arrays) * scale + offset).astype(np.float32)
+    return Patches(scaled, np.stack(grids)) if grids else scaled
 
-  def as_bytes(self, image: np.ndarray) -> np.ndarray:
-    """An image, uint8 (H, W, channels), resized and cut: uint8 (*size, channels)."""
-    resized = self._resized(image)
-    return resized if resized.dtype == np.uint8 else np.rint(resized).astype(np.uint8)
+  def as_bytes(self, image: np.ndarray) -> Any:
+    """An image, uint8 (H, W, channels), resized and cut: uint8 (*size, channels); with `max_patches` its `Patches`."""
+    prepared = self._prepared(image)
+    return jax.tree.map(lambda x: np.rint(x).astype(np.uint8) if x.dtype == np.float32 else x, prepared)
 
   def at(self, size: tuple[int, int]) -> 'Preprocess':
     """The same for a model of another input size: what is cut off keeps its share of the image."""
@@ -159,6 +170,10 @@ class Preprocess:
       notes = (
         f"{project}'s resize antialiases, and the {self.method} resize of this checkpoint does not: of images "
         'that are shrunk, the pixels differ a little.',
+      )
+    if self.max_patches is not None:
+      notes += (
+        f'{project} squashes images to one size, and this checkpoint keeps their aspect ratio (NaFlex).',
       )
     if self.resize_rule != written.resize_rule:
       notes += (
@@ -192,6 +207,13 @@ class Preprocess:
     rests = (large - small for large, small in zip(self.whole or self.size, self.size, strict=True))
     return self.resize_rule[0] == 'squash' and all(rest % 4 != 3 for rest in rests)
 
+  def _prepared(self, image: np.ndarray) -> Any:
+    """An image (H, W, C), resized and cut, (*size, C); with `max_patches` `Patches`. uint8, or float32 in 0 … 255."""
+    if self.max_patches is None:
+      return self._resized(image)
+    size = geometry.within_patches((image.shape[0], image.shape[1]), self.patch, self.max_patches)
+    return patches_of(self._resize(image, size), self.patch, self.max_patches)
+
   def _resized(self, image: np.ndarray) -> np.ndarray:
     """(H, W, C) -> (*size, C), uint8 or float32 in 0 … 255."""
     whole = self.resized_size((image.shape[0], image.shape[1]))
@@ -209,6 +231,12 @@ class Preprocess:
     interpolation = getattr(cv2, _OPENCV[self.method])
     resized = cv2.resize(image.astype(np.float32), (width, height), interpolation=interpolation)
     return resized.reshape(height, width, image.shape[2])
+
+
+def patches_of(image: np.ndarray, patch: int, most: int) -> Patches:
+  """An image of whole patches, (h P, w P, C), as a column of them, padded to `most`."""
+  grid = np.array([image.shape[0] // patch, image.shape[1] // patch], np.int32)
+  return Patches(geometry.column(image, patch, most), grid)
 
 
 def pillow_resize(

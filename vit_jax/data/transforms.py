@@ -5,6 +5,7 @@ the device (`on_device.py`).
 """
 
 import math
+from typing import Any
 
 import cv2
 import numpy as np
@@ -13,15 +14,13 @@ from vit_jax.data import geometry
 from vit_jax.data.augment import augmentation
 from vit_jax.data.config import DataConfig, EvalCrop, ExtraCrops, Interpolation, Resize
 from vit_jax.data.decode import Box, Picture
-from vit_jax.data.preprocess import METHODS, Preprocess, pillow_resize
+from vit_jax.data.preprocess import METHODS, Preprocess, patches_of, pillow_resize
 
 _ASPECTS = (3 / 4, 4 / 3)  # width over height of the inception crop's box
 _ATTEMPTS = 100
 
 
-def train_image(
-  image: bytes | np.ndarray, name: str, data: DataConfig, rng: np.random.Generator
-) -> np.ndarray:
+def train_image(image: bytes | np.ndarray, name: str, data: DataConfig, rng: np.random.Generator) -> Any:
   """A training image, cropped as `data.crop` says and augmented.
 
   Args:
@@ -31,13 +30,25 @@ def train_image(
     rng: the source of randomness.
 
   Returns:
-    uint8 (*data.image_size, data.channels).
+    uint8 (*data.image_size, data.channels); with data.max_patches its `Patches`.
 
   Raises:
     UserError: an image that cannot be decoded.
   """
-  cropped = _train_crop(Picture(image, data.channels, name), data, rng)
-  return augmentation(data.augment)(cropped, rng)
+  picture = Picture(image, data.channels, name)
+  if not data.max_patches:
+    return augmentation(data.augment)(_train_crop(picture, data, rng), rng)
+  augmented = augmentation(data.augment)(_any_shape(picture, data, rng), rng)
+  mirrored = data.flip and rng.random() < 0.5  # here, since a column of patches cannot be mirrored as a whole
+  return patches_of(augmented[:, ::-1] if mirrored else augmented, data.patch, max(data.max_patches))
+
+
+def _any_shape(picture: Picture, data: DataConfig, rng: np.random.Generator) -> np.ndarray:
+  """A random box of the picture (crop 'inception'), or all of it, in its own shape: uint8 (h P, w P, channels)."""
+  box = (0, 0, *picture.size) if data.crop == 'resize' else sample_box(picture.size, data.area, rng)
+  size = geometry.within_patches(box[2:], data.patch, max(data.max_patches))
+  pixels, part = picture.part(box, at_least=size)
+  return resize(pixels, size, part, interpolation=data.interpolation or 'bilinear')
 
 
 def extra_crops(
@@ -67,7 +78,7 @@ def _train_crop(picture: Picture, data: DataConfig, rng: np.random.Generator) ->
 
 def eval_image(
   image: bytes | np.ndarray, name: str, data: DataConfig, crop: EvalCrop | None, before: Resize | None
-) -> np.ndarray:
+) -> Any:
   """An image for evaluation, decoded at full size and interpolated exactly; otherwise as `train_image`.
 
   `crop` and `before` are the crop and resize of `Preprocess.of_run`.

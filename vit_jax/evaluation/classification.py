@@ -167,11 +167,11 @@ def make_eval_step(
     model: Model = nnx.merge(graphdef, params)
     if patch is not None:
       flexible_patches.use(model, patch)
-    logits = model(on_device.prepare(batch['image'], data))
+    logits = model(on_device.prepared(batch, data))
     labels = batch['label']
     chex.assert_shape(logits, (len(labels), num_classes))
     chex.assert_type([logits, labels], [jnp.float32, jnp.int32])
-    examples = {name: values for name, values in batch.items() if name != 'image'}
+    examples = {name: values for name, values in batch.items() if name not in ('image', 'grid')}
     examples |= answers(class_scores, logits, labels, batch.get('weight'))
     result = {'examples': examples, 'num_classes': jnp.int32(num_classes)}
     if data.max_labels:

@@ -48,9 +48,7 @@ def make_step(graphdef: nnx.GraphDef, data: DataConfig, mesh: jax.sharding.Mesh)
     params: Params, batch: dict[str, jax.Array], layer: int | None, pool: Pooling | None
   ) -> dict[str, jax.Array]:
     model: Model = nnx.merge(graphdef, params)
-    tokens = model.features(on_device.prepare(batch['image'], data), layer)
-    whole = layer is None and pool is None
-    features = model.head_input(tokens) if whole else model.pool(tokens, pool)
+    features = model.embeddings(on_device.prepared(batch, data), layer, pool)
     chex.assert_shape(features, (len(batch['label']), None))
     return {'features': features.astype('float32'), 'label': batch['label'], 'mask': batch['mask']}
 

@@ -72,6 +72,7 @@ def main(arguments: Sequence[str]) -> None:
   from vit_jax.loading import load
 
   model = load(source, weights=_WEIGHTS.value, classes=_CLASSES.value)
+  model.squash('An exported model')
   outputs = inference.checked_outputs(model, _OUTPUTS.value or ())
   files.make_directories(folder)
   given: Any = _INPUT.value or ('images' if kind == 'onnx' else 'tensor')

@@ -284,6 +284,11 @@ class Model(nnx.Module, Generic[C]):
     """(B, N, D) -> (B, D'): what the head reads, pooled and behind the pre-logits layer if there is one."""
     return self.pool(tokens)
 
+  def embeddings(self, images: jax.Array, layer: int | None = None, how: Pooling | None = None) -> jax.Array:
+    """(B, H, W, C) -> (B, D'): `features` of a layer, pooled as `pool` does; with neither given what the head reads."""
+    tokens = self.features(images, layer)
+    return self.head_input(tokens) if layer is None and how is None else self.pool(tokens, how)
+
 
 @dataclasses.dataclass(frozen=True)
 class Architecture:

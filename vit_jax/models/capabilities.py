@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
+from vit_jax.foundation.errors import UserError
 from vit_jax.models.position_resize import PositionResize
 
 if TYPE_CHECKING:
@@ -109,6 +110,23 @@ class FlexiblePatches(Protocol):
 
 
 @runtime_checkable
+class AnyShapeOptions(Protocol):
+  """Options of a model that may take images of any shape, padded (NaFlex, foundation/naflex.py)."""
+
+  def check_any_shape(self, option: str) -> None:
+    """Raises UserError, which begins with `option`, for options by which it takes images of one grid only."""
+
+
+@runtime_checkable
+class MergesTokens(Protocol):
+  """Options of a model that may merge patches for inference (models/token_merging.py)."""
+
+  def with_token_merging(self, number: int, path: str) -> 'ModelConfig':
+    """The model whose blocks merge so many patches each; UserError, which names `path`, where they cannot."""
+    ...
+
+
+@runtime_checkable
 class TextHeadOptions(Protocol):
   """Options of a model whose head can be made of texts (CLIP's zero-shot classifier)."""
 
@@ -134,6 +152,13 @@ class TextTowerOptions(Protocol):
   def with_cosine_head(self) -> 'ModelConfig':
     """The image tower by itself, whose head can be made of texts."""
     ...
+
+
+def check_any_shape(model: 'ModelConfig', option: str) -> None:
+  """Raises UserError, which begins with `option`, for a model that takes images of one grid only."""
+  if not isinstance(model, AnyShapeOptions):
+    raise UserError(f'{option} is for images of any shape, which {model.title} does not take; leave it out.')
+  model.check_any_shape(option)
 
 
 def with_one_patch_size(model: M) -> M:

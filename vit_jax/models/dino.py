@@ -143,7 +143,7 @@ class DinoTransformer(ViT):
     if masked is not None:
       assert self.mask_token is not None, 'config.mask_token is checked'
       patches = jnp.where(masked[..., None], self.mask_token[...].astype(patches.dtype), patches)
-    return self.encode(self.add_positions(patches, images.shape[1:3]), keys, grid=self.grid_of(images))
+    return self.encode(self.add_positions(patches, images), keys, grid=self.grid_of(images))
 
   def prototype_scores(
     self, tokens: jax.Array, *, of_patches: bool = False, held: jax.typing.ArrayLike = False

@@ -15,6 +15,7 @@ from vit_jax.models.layers import scaled
 from vit_jax.models.parts.attention import Attention, How
 from vit_jax.models.parts.mlps import MLPS
 from vit_jax.models.parts.norms import NORMS
+from vit_jax.models.token_weights import Places
 
 if TYPE_CHECKING:
   from vit_jax.models.vit_config import ViTConfig
@@ -82,7 +83,7 @@ class Block(nnx.Module):
     z: jax.Array,
     drop_path_rate: jax.Array | float,
     keys: jax.Array | None,
-    grid: Grid,
+    grid: Places,
     moves: jax.Array | None = None,
     read: int | None = None,
   ) -> jax.Array:
@@ -92,7 +93,7 @@ class Block(nnx.Module):
       z: the tokens, the patches last.
       drop_path_rate: probability that an example skips the attention branch, and the MLP branch.
       keys: (B,) typed PRNG keys of dropout and drop path; None: nothing is dropped.
-      grid: rows and columns of the patches.
+      grid: rows and columns of the patches; or the weights of the tokens, which are then on no grid.
       moves: float32 (B, 2, 2), of each image's positions in training (`Position.moves`); None: they stay.
       read: compute the first so many tokens only, for which the block must be without an axis and locality.
     """
@@ -110,7 +111,7 @@ class Block(nnx.Module):
     self,
     z: jax.Array,
     keys: jax.Array | None,
-    grid: Grid,
+    grid: Places,
     moves: jax.Array | None = None,
     read: int | None = None,
   ) -> jax.Array:
@@ -123,7 +124,7 @@ class Block(nnx.Module):
   def attention_output(self, y: jax.Array) -> jax.Array:
     return y
 
-  def mlp_branch(self, z: jax.Array, keys: jax.Array | None, grid: Grid) -> jax.Array:
+  def mlp_branch(self, z: jax.Array, keys: jax.Array | None, grid: Places) -> jax.Array:
     """(B, N, D) -> (B, N, D): what the MLP adds."""
     return scaled(self.mlp(self.mlp_norm(z), keys=keys, grid=grid), self.mlp_scale)
 
@@ -131,7 +132,7 @@ class Block(nnx.Module):
     self,
     y: jax.Array,
     keys: jax.Array | None,
-    grid: Grid,
+    grid: Places,
     moves: jax.Array | None = None,
     read: int | None = None,
   ) -> jax.Array:
@@ -139,17 +140,19 @@ class Block(nnx.Module):
     if self.axis is None:
       out = self.attention(y[:, :read], y, dropout_keys=keys, grid=grid, moves=moves)
     else:
+      assert isinstance(grid, tuple), 'rows and columns are those of a grid'
       lines = axial.to_lines(y, grid, self.axis)
       line_keys = axial.line_keys(keys, grid, self.axis)
       out = self.attention(lines, lines, dropout_keys=line_keys, grid=axial.line(grid, self.axis))
       out = axial.from_lines(out, grid, self.axis)
     return scaled(dropout(out, self.dropout, keys, Place.ATTENTION_OUT), self.attention_scale)
 
-  def weights(self, z: jax.Array, grid: Grid) -> jax.Array:
+  def weights(self, z: jax.Array, grid: Places) -> jax.Array:
     """(B, N, D) -> float32 (B, H, N, N): how much each token attends to each; zero where it cannot."""
     y = self.attention_input(z)
     if self.axis is None:
       return self.attention.weights(y, y, grid)
+    assert isinstance(grid, tuple), 'rows and columns are those of a grid'
     lines = axial.to_lines(y, grid, self.axis)
     weights = self.attention.weights(lines, lines, axial.line(grid, self.axis))
     return axial.over_all_tokens(weights, grid, self.axis)
@@ -164,7 +167,7 @@ class PostNormBlock(Block):
   def attention_output(self, y: jax.Array) -> jax.Array:
     return self.attention_norm(y)
 
-  def mlp_branch(self, z: jax.Array, keys: jax.Array | None, grid: Grid) -> jax.Array:
+  def mlp_branch(self, z: jax.Array, keys: jax.Array | None, grid: Places) -> jax.Array:
     return self.mlp_norm(scaled(self.mlp(z, keys=keys, grid=grid), self.mlp_scale))
 
 

@@ -24,13 +24,14 @@ from flax.nnx import initializers
 
 from vit_jax.foundation.errors import UserError
 from vit_jax.models import scanned_blocks, variants
-from vit_jax.models.base import Architecture, Grid, Model, ModelConfig, Sharding, ShardingRules
+from vit_jax.models.base import Architecture, Model, ModelConfig, Sharding, ShardingRules
 from vit_jax.models.dropout import Place, drop_path
 from vit_jax.models.flops import Layer
 from vit_jax.models.layers import PatchEmbedding, initial_head, scaled
 from vit_jax.models.parts import OneOf
 from vit_jax.models.parts.mlps import MLPS, Activation, Mlp
 from vit_jax.models.parts.norms import NORMS, LayerNorm
+from vit_jax.models.token_weights import Places
 from vit_jax.options import NotNegative, Rate, Size
 
 
@@ -200,7 +201,7 @@ class GatingMlp(Mlp):
   def make_layers(self, linear: Callable[[int, int], nnx.Linear], width: int, hidden: int) -> None:
     super().make_layers(linear, width, 2 * hidden)
 
-  def activate(self, hidden: jax.Array, grid: Grid | None) -> jax.Array:
+  def activate(self, hidden: jax.Array, grid: Places | None) -> jax.Array:
     values, gates = jnp.split(super().activate(hidden, grid), 2, axis=-1)
     return values * self.gate(self.gate_norm(gates).swapaxes(1, 2)).swapaxes(1, 2)
 

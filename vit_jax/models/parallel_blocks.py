@@ -5,9 +5,9 @@ from typing import Any, ClassVar
 import jax
 from flax import nnx
 
-from vit_jax.models.base import Grid
 from vit_jax.models.dropout import Place, drop_path
 from vit_jax.models.encoder_block import Block
+from vit_jax.models.token_weights import Places
 
 
 class ParallelBlock(Block):
@@ -23,7 +23,7 @@ class ParallelBlock(Block):
     z: jax.Array,
     drop_path_rate: jax.Array | float,
     keys: jax.Array | None,
-    grid: Grid,
+    grid: Places,
     moves: jax.Array | None = None,
     read: int | None = None,
   ) -> jax.Array:
@@ -52,7 +52,7 @@ class ParallelPairs(nnx.Module):
     z: jax.Array,
     drop_path_rate: jax.Array | float,
     keys: jax.Array | None,
-    grid: Grid,
+    grid: Places,
     moves: jax.Array | None = None,
   ) -> jax.Array:
     path_keys = keys if self.first.drops_path else None
@@ -64,6 +64,6 @@ class ParallelPairs(nnx.Module):
       first, second = (block.mlp_branch(z, keys, grid) for block in pair)
       return z + drop_path(first + second, drop_path_rate, path_keys, Place.MLP_PATH)
 
-  def weights(self, z: jax.Array, grid: Grid) -> jax.Array:
+  def weights(self, z: jax.Array, grid: Places) -> jax.Array:
     """(B, N, D) -> float32 (B, H, N, N): the mean of how much each token attends to each."""
     return (self.first.weights(z, grid) + self.second.weights(z, grid)) / 2

@@ -6,7 +6,7 @@ checkpoint's arrays on the host and for a model that is called with images of an
 
 import functools
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -19,7 +19,15 @@ PositionResize = Literal['linear', 'bilinear', 'bilinear_antialias', 'bicubic', 
 @functools.cache
 def weights(method: PositionResize, old: int, new: int) -> np.ndarray:
   """float64 (new, old): each new cell along one axis as a weighted sum of the old ones."""
-  return _WEIGHTS[method](old, new)
+  return weights_at(method, old, np.asarray(float(new)), np.arange(float(new))[:, None])
+
+
+def weights_at(method: PositionResize, old: int, new: Any, places: Any) -> Any:
+  """(..., old): the weights of the cells at `places` (..., 1), counted from 0, of an axis of `new` (..., 1) cells.
+
+  The last two are floats, arrays of NumPy or of JAX, whose shapes go together.
+  """
+  return _WEIGHTS[method](old, new, places)
 
 
 def resize(
@@ -34,60 +42,67 @@ def resize(
   return cells.reshape(-1, table.shape[-1]).astype(table.dtype)
 
 
-def _aligned(old: int, new: int) -> np.ndarray:
-  """(new, old): linear, the first and the last sample stay where they are."""
-  return _hat(np.linspace(0, old - 1, new), old)
+def _aligned(old: int, new: Any, places: Any) -> Any:
+  """Linear, the first and the last sample stay where they are."""
+  return _hat(places * ((old - 1) / _numpy(new).maximum(new - 1, 1)), old)
 
 
-def _half_pixel(old: int, new: int) -> np.ndarray:
-  """(new, old): linear, samples are the centres of pixels."""
-  return _hat(np.clip(_centres(old, new), 0, old - 1), old)
+def _half_pixel(old: int, new: Any, places: Any) -> Any:
+  """Linear, samples are the centres of pixels."""
+  return _hat(_numpy(places).clip(_centres(old, new, places), 0, old - 1), old)
 
 
-def _hat(source: np.ndarray, old: int) -> np.ndarray:
-  return np.maximum(0, 1 - np.abs(source[:, None] - np.arange(old)))
+def _hat(source: Any, old: int) -> Any:
+  numpy = _numpy(source)
+  return numpy.maximum(0, 1 - numpy.abs(source - np.arange(old)))
 
 
-def _bicubic(old: int, new: int) -> np.ndarray:
-  """(new, old): Keys' kernel with a = -0.75; beyond the edges the last sample is repeated."""
-  source = _centres(old, new)
-  first = np.floor(source).astype(int)
-  weights = np.zeros((new, old))
+def _bicubic(old: int, new: Any, places: Any) -> Any:
+  """Keys' kernel with a = -0.75; beyond the edges the last sample is repeated."""
+  source = _centres(old, new, places)
+  numpy = _numpy(source)
+  first, result = numpy.floor(source), 0
   for tap in range(-1, 3):
     index = first + tap
-    np.add.at(weights, (np.arange(new), np.clip(index, 0, old - 1)), _cubic(source - index, -0.75))
-  return weights
+    own = numpy.clip(index, 0, old - 1) == np.arange(old)
+    result = result + own * _cubic(source - index, -0.75)
+  return result
 
 
-def _bicubic_antialias(old: int, new: int) -> np.ndarray:
-  """(new, old): Keys' kernel with a = -0.5, widened where it shrinks and cut off at the edges."""
-  return _antialiased(lambda x: _cubic(x, -0.5), old, new)
+def _bicubic_antialias(old: int, new: Any, places: Any) -> Any:
+  """Keys' kernel with a = -0.5, widened where it shrinks and cut off at the edges."""
+  return _antialiased(lambda x: _cubic(x, -0.5), old, new, places)
 
 
-def _bilinear_antialias(old: int, new: int) -> np.ndarray:
-  """(new, old): a triangle, widened where it shrinks and cut off at the edges."""
-  return _antialiased(lambda x: np.maximum(0, 1 - np.abs(x)), old, new)
+def _bilinear_antialias(old: int, new: Any, places: Any) -> Any:
+  """A triangle, widened where it shrinks and cut off at the edges."""
+  return _antialiased(lambda x: _numpy(x).maximum(0, 1 - abs(x)), old, new, places)
 
 
-def _antialiased(kernel: Callable[[np.ndarray], np.ndarray], old: int, new: int) -> np.ndarray:
-  widen = max(old / new, 1.0)
-  weights = kernel((_centres(old, new)[:, None] - np.arange(old)) / widen)
-  return weights / weights.sum(axis=1, keepdims=True)
+def _antialiased(kernel: Callable[[Any], Any], old: int, new: Any, places: Any) -> Any:
+  widen = _numpy(new).maximum(old / new, 1.0)
+  weights = kernel((_centres(old, new, places) - np.arange(old)) / widen)
+  return weights / weights.sum(axis=-1, keepdims=True)
 
 
-def _centres(old: int, new: int) -> np.ndarray:
-  return (np.arange(new) + 0.5) * old / new - 0.5
+def _centres(old: int, new: Any, places: Any) -> Any:
+  return (places + 0.5) * old / new - 0.5
 
 
-def _cubic(x: np.ndarray, a: float) -> np.ndarray:
+def _cubic(x: Any, a: float) -> Any:
   """'Cubic convolution interpolation for digital image processing' (Keys 1981), equation 4."""
-  x = np.abs(x)
+  numpy, x = _numpy(x), abs(x)
   near = ((a + 2) * x - (a + 3)) * x * x + 1
   far = a * (((x - 5) * x + 8) * x - 4)
-  return np.where(x <= 1, near, np.where(x < 2, far, 0))
+  return numpy.where(x <= 1, near, numpy.where(x < 2, far, 0))
 
 
-_WEIGHTS: dict[str, Callable[[int, int], np.ndarray]] = {
+def _numpy(array: Any) -> Any:
+  """NumPy, or JAX's, as the array is one of theirs."""
+  return array.__array_namespace__()
+
+
+_WEIGHTS: dict[str, Callable[[int, Any, Any], Any]] = {
   'linear': _aligned,
   'bilinear': _half_pixel,
   'bilinear_antialias': _bilinear_antialias,

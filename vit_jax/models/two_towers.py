@@ -20,6 +20,7 @@ from vit_jax.models.flops import Layer
 from vit_jax.models.parts import OneOf
 from vit_jax.models.parts.pools import POOLS
 from vit_jax.models.text_tower import EmbeddedTextTower, TextConfig
+from vit_jax.models.token_weights import TokenWeights
 from vit_jax.models.vit import ViT
 from vit_jax.models.vit_config import ViTConfig
 from vit_jax.options import Amount, Positive, Size
@@ -161,10 +162,10 @@ class TwoTowers(ViT):
 
   def __call__(self, images: jax.Array, *, keys: jax.Array | None = None) -> jax.Array:
     tokens = self.without_dropped_patches(self.embed(images), keys)
-    return self.head_input(self.encode(tokens, keys, grid=self.grid_of(images), read=self._tokens_read))
+    return self.head_input(*self.encode_images(images, tokens, keys))
 
-  def head_input(self, tokens: jax.Array) -> jax.Array:
-    features = super().head_input(tokens).astype(jnp.float32)
+  def head_input(self, tokens: jax.Array, weights: TokenWeights | None = None) -> jax.Array:
+    features = super().head_input(tokens, weights).astype(jnp.float32)
     return features / jnp.linalg.norm(features, axis=-1, keepdims=True)
 
   def text_features(self, tokens: jax.Array) -> jax.Array:

@@ -6,6 +6,7 @@ equation 4), the head. Options, sharding rules and FLOPs are in vit_config.py, n
 """
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,8 @@ import jax.numpy as jnp
 from flax import nnx
 from flax.nnx import initializers
 
-from vit_jax.models import axial, patch_dropout, scanned_blocks
+from vit_jax.foundation.naflex import Patches
+from vit_jax.models import axial, naflex, patch_dropout, scanned_blocks, token_merging
 from vit_jax.models.base import Architecture, Grid, Model, Pooling, Sharding
 from vit_jax.models.dropout import dropout, fold_in
 from vit_jax.models.encoder_block import BLOCKS
@@ -22,6 +24,8 @@ from vit_jax.models.layers import PatchEmbedding, initial_head, repeat_for_examp
 from vit_jax.models.parts import fused_attention
 from vit_jax.models.parts.norms import NORMS
 from vit_jax.models.parts.pools import POOLS
+from vit_jax.models.parts.positions import of_each
+from vit_jax.models.token_weights import Places, TokenWeights
 
 if TYPE_CHECKING:
   from vit_jax.models.vit_config import ViTConfig
@@ -98,12 +102,29 @@ class ViT(Model['ViTConfig']):
     self, images: jax.Array, *, keys: jax.Array | None = None
   ) -> tuple[jax.Array, jax.Array]:
     tokens = self.without_dropped_patches(self.embed(images), keys)
-    tokens = self.encode(tokens, keys, grid=self.grid_of(images), read=self._tokens_read)
+    tokens, weights = self.encode_images(images, tokens, keys)
     with jax.named_scope('head'):
-      logits = self.head(self.head_input(tokens).astype(jnp.float32))
+      logits = self.head(self.head_input(tokens, weights).astype(jnp.float32))
       if self.distillation_head is None:
         return logits, logits
       return logits, self.distillation_head(tokens[:, 1].astype(jnp.float32))
+
+  def encode_images(
+    self, images: jax.Array, tokens: jax.Array, keys: jax.Array | None
+  ) -> tuple[jax.Array, TokenWeights | None]:
+    """`encode` of what `embed` gives of images, and the weights of the result, (B, N, D) or some of it, if it has any.
+
+    Without keys patches are merged, where the model's options say so.
+    """
+    weights, config = self.weights_of(images), self.config
+    if keys is not None or not config.token_merging:
+      tokens = self.encode(tokens, keys, grid=weights or self.grid_of(images), read=self._tokens_read)
+      return tokens, weights
+    weights = weights or TokenWeights(jnp.ones(tokens.shape[:2], jnp.float32))
+    z, weights = token_merging.apply(
+      self.blocks, tokens, weights, config.token_merging, self.leading_tokens, self._loop
+    )
+    return (z if self.norm is None else self.norm(z)), weights
 
   @property
   def _tokens_read(self) -> int | None:
@@ -123,22 +144,37 @@ class ViT(Model['ViTConfig']):
   def embed(self, images: jax.Array) -> jax.Array:
     """(B, H, W, C) -> (B, N, D): class and distillation token, registers, patches, with positions (equation 1)."""
     with jax.named_scope('embedding'):
-      return self.add_positions(self.patches(images), images.shape[1:3])
+      return self.add_positions(self.patches(images), images)
 
   def patches(self, images: jax.Array) -> jax.Array:
     """(B, H, W, C) -> (B, N, D): patch embeddings (x_p E in equation 1); UserError if they do not divide the images."""
     rows, columns = self.grid_of(images)
+    if isinstance(images, Patches):
+      images = images.pixels
     if self.config.cut_images:
       pixels = self.config.patch_pixels
       images = images[:, : rows * pixels, : columns * pixels]
     patches = self.patch_embedding(self.stem(images))
     return patches if self.patch_norm is None else self.patch_norm(patches)
 
-  def add_positions(self, z: jax.Array, image_size: tuple[int, ...]) -> jax.Array:
-    """(B, N, D) -> (B, N', D): the tokens of `embed`, from the patches of images of that size."""
+  def _positions_of(self, images: jax.Array) -> jax.Array | None:
+    """float32 (1 or B, N, D): `positions` of images, each of which may have a grid of its own."""
+    if not isinstance(images, Patches):
+      return self.positions((images.shape[1], images.shape[2]))
+    number = math.prod(self.grid_of(images))
+    return of_each(
+      self.config.positions,
+      self.position_embedding,
+      self.config.tokens(self.grid),
+      images.grids,
+      number,
+    )
+
+  def add_positions(self, z: jax.Array, images: jax.Array) -> jax.Array:
+    """(B, N, D) -> (B, N', D): the tokens of `embed`, from the patches of images."""
     if self.class_token is not None:
       z = jnp.concatenate([repeat_for_examples(self.class_token, z), z], axis=1)
-    positions = self.positions((image_size[0], image_size[1]))
+    positions = self._positions_of(images)
     if positions is not None:
       z = z + positions.astype(z.dtype)
     learned = [tokens for tokens in (self.distillation_token, self.register_tokens) if tokens is not None]
@@ -177,15 +213,15 @@ class ViT(Model['ViTConfig']):
     tokens: jax.Array,
     keys: jax.Array | None = None,
     *,
-    grid: Grid | None = None,
+    grid: Places | None = None,
     read: int | None = None,
   ) -> jax.Array:
     """(B, N, D) -> (B, N, D): dropout, the L blocks and the last LayerNorm (equations 2 to 4), of tokens of `embed`.
 
-    `grid` is that of the patches, None for images of the model's own size. The result may be (B, read, D) where only
-    the first `read` tokens are needed; None for all.
+    `grid` is that of the patches, None for images of the model's own size; or the weights of the tokens. The result may
+    be (B, read, D) where only the first `read` tokens are needed; None for all.
     """
-    config, shared = self.config, [grid or self.grid]
+    config, shared = self.config, list[Any]([grid or self.grid])
     if config.rotary_moves is not None and keys is not None:
       place = config.num_layers + 2  # behind those of blocks, of the embeddings' dropout and of patches
       shared += [config.positions.moves(fold_in(keys, place), config.rotary_moves)]
@@ -195,18 +231,20 @@ class ViT(Model['ViTConfig']):
     z = scanned_blocks.apply(self.blocks, z, keys, self._loop, *shared, read=read)
     return z if self.norm is None else self.norm(z)
 
-  def pool(self, tokens: jax.Array, how: Pooling | None = None) -> jax.Array:
+  def pool(
+    self, tokens: jax.Array, how: Pooling | None = None, weights: TokenWeights | None = None
+  ) -> jax.Array:
     """(B, N, D) -> (B, D): y of equation 4; 'token_gap' gives (B, 2 D), 'none' the tokens themselves."""
     how = how or self.config.pool
     known = tuple(dict.fromkeys((*self.config.poolings, self.config.pool, 'none')))
     if how not in known:
       raise ValueError(f'how is {how!r}, and this model pools by one of {known}')
     own = how == self.config.pool
-    return (getattr(self, f'{how}_pool') if own else POOLS[how](self.config))(tokens)
+    return (getattr(self, f'{how}_pool') if own else POOLS[how](self.config))(tokens, weights)
 
-  def head_input(self, tokens: jax.Array) -> jax.Array:
+  def head_input(self, tokens: jax.Array, weights: TokenWeights | None = None) -> jax.Array:
     """(B, N, D) -> (B, D'): pooled, behind the layer in front of the head where there is one (config.pre_logits)."""
-    x = self.pool(tokens)
+    x = self.pool(tokens, weights=weights)
     x = x if self.pooled_norm is None else self.pooled_norm(x)
     if self.pre_logits is not None:
       x = self.pre_logits(x)
@@ -225,14 +263,21 @@ class ViT(Model['ViTConfig']):
   ) -> jax.Array:
     assert self.mask_token is not None, 'config.mask_token gives the model its mask token'
     patches = change(self.patches(images), self.mask_token[...])
-    tokens = self.add_positions(patches, images.shape[1:3])
+    tokens = self.add_positions(patches, images)
     tokens = self.encode(tokens, keys, grid=self.grid_of(images))[:, -patches.shape[1] :]
     return self.head(self.head_input(tokens).astype(jnp.float32))
+
+  def embeddings(self, images: jax.Array, layer: int | None = None, how: Pooling | None = None) -> jax.Array:
+    tokens, weights = self.features(images, layer), self.weights_of(images)
+    if layer is None and how is None:
+      return self.head_input(tokens, weights)
+    return self.pool(tokens, how, weights)
 
   def features(self, images: jax.Array, layer: int | None = None) -> jax.Array:
     """(B, H, W, C) -> (B, N, D), the tokens in the order of `embed`; see `Model.features`."""
     layers = scanned_blocks.blocks_before(layer, self.config.num_layers)
-    z = scanned_blocks.features(self.blocks, self.embed(images), layers, self._loop, self.grid_of(images))
+    places = self.weights_of(images) or self.grid_of(images)
+    z = scanned_blocks.features(self.blocks, self.embed(images), layers, self._loop, places)
     return z if layers is not None or self.norm is None else self.norm(z)
 
   def feature_maps(
@@ -241,6 +286,8 @@ class ViT(Model['ViTConfig']):
     """(B, H, W, C) -> (B, h, w, D) for each of `layers`; see `Model.feature_maps`."""
     numbers = [scanned_blocks.blocks_before(layer, self.config.num_layers) for layer in layers]
     grid = self.grid_of(images)
+    if isinstance(images, Patches):
+      raise ValueError('images of any shape have maps of any shape; use features, or images of one size')
     if norm and self.norm is None:
       raise ValueError(
         f'norm is True, and the model has no norm of its tokens (final_norm {self.config.final_norm!r})'
@@ -258,8 +305,8 @@ class ViT(Model['ViTConfig']):
       at once: 4 L H N² bytes for each image (B/16 at 384 px: 192 MB). With axial attention 2 L instead of L,
       the row and the column block of each in turn.
     """
-    grid = self.grid_of(images)
-    _, weights = self._observe(images, lambda block, z: block.weights(z, grid))
+    places = self.weights_of(images) or self.grid_of(images)
+    _, weights = self._observe(images, lambda block, z: block.weights(z, places))
     return weights.reshape(-1, *weights.shape[-4:])
 
   def hidden_states(self, images: jax.Array) -> jax.Array:
@@ -270,16 +317,23 @@ class ViT(Model['ViTConfig']):
   def _observe(
     self, images: jax.Array, look: Callable[[Any, jax.Array], jax.Array]
   ) -> tuple[jax.Array, jax.Array]:
-    z, grid = self.embed(images), self.grid_of(images)
-    return scanned_blocks.observe(self.blocks, z, look, self._loop, grid)
+    z, places = self.embed(images), self.weights_of(images) or self.grid_of(images)
+    return scanned_blocks.observe(self.blocks, z, look, self._loop, places)
 
   @property
   def _loop(self) -> scanned_blocks.Loop:
     return scanned_blocks.Loop.of(self.config, self.config.stochastic_depth, self.sharding)
 
   def grid_of(self, images: jax.Array) -> Grid:
-    """Rows and columns of the patches of images (B, H, W, C)."""
+    """Rows and columns of the patches of images (B, H, W, C); of images of any shape N and 1."""
     return self.config.grid((images.shape[1], images.shape[2]), 'The image size')
+
+  def weights_of(self, images: jax.Array) -> TokenWeights | None:
+    """Which tokens are padding, of images of any shape; None: the images have one grid."""
+    if not isinstance(images, Patches):
+      return None
+    naflex.check(self.config, 'A batch')
+    return naflex.token_weights(images, math.prod(self.grid_of(images)), self.leading_tokens)
 
   def without_positions(self) -> str:
     if self.config.position == 'none':

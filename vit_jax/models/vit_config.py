@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 
 from vit_jax.foundation.errors import UserError
-from vit_jax.models import axial, flexible_patches, patch_dropout, variants, vit_flops
+from vit_jax.models import axial, flexible_patches, naflex, patch_dropout, token_merging, variants, vit_flops
 from vit_jax.models.base import (
   Architecture,
   FirstLayer,
@@ -179,6 +179,8 @@ class ViTConfig(ModelConfig):
   # Share of an image's patches that a training step leaves out behind their positions (models/patch_dropout.py): a step
   # takes about that much less. For models whose positions are added to the tokens.
   patch_dropout: Rate = 0.0
+  # Patches that each block merges into others, in evaluation and inference (models/token_merging.py; ToMe). 0 for none.
+  token_merging: Amount = 0
   # Patch sizes of training, one of which is drawn for each batch (FlexiViT, arXiv 2212.08013); the model then
   # takes all of them (`load(patch=…)`, config.evaluators.….patch). () for `patch` alone.
   patch_sizes: tuple[Size, ...] = ()
@@ -296,6 +298,12 @@ class ViTConfig(ModelConfig):
   def with_one_patch_size(self) -> Self:
     return dataclasses.replace(self, patch_sizes=())
 
+  def with_token_merging(self, number: int, path: str) -> Self:
+    return token_merging.checked(dataclasses.replace(self, token_merging=number), path)
+
+  def check_any_shape(self, option: str) -> None:
+    naflex.check(self, option)
+
   def with_cosine_head(self) -> Self:
     return dataclasses.replace(self, cosine_head=True)
 
@@ -365,6 +373,7 @@ class ViTConfig(ModelConfig):
       raise UserError(f"{path}.rotary_moves goes with position 'rotary_dinov3'; leave it out.")
     self._check_attention(path)
     patch_dropout.check(self, path)
+    token_merging.checked(self, path)
     flexible_patches.check(self, path)
     axial.check(self, path)
 

@@ -121,7 +121,7 @@ def make_plan(config: Config, topology: Topology, dataset: Dataset) -> Plan:
         f'config.model (it says: {said}).'
       ) from error
   seconds = time.perf_counter() - begin
-  model_flops = run.step_flops(config.data.image_size)
+  model_flops = run.step_flops(config.data.input_size)
   estimate = _estimate(compiled, run, known)
   return Plan(
     model=config.model.variant,

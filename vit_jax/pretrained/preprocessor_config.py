@@ -124,11 +124,15 @@ def _described(values: JsonObject, image_size: tuple[int, int], channels: int) -
     raise UserError(f'{path} asks for resample {reprlib.repr(resample)}; choose one of {sorted(_RESAMPLE)}.')
   if not values.flag('do_resize', True):
     raise UserError(f'{path} says do_resize false, and photographs have many sizes; set it to true.')
-  size, shorter, whole = _sizes(values, image_size)
   mean, std = _normalisation(values, channels)
-  return Preprocess(
-    size, channels, mean, std, shorter=shorter, whole=whole, method=_RESAMPLE[resample], antialias=True
-  )
+  method = _RESAMPLE[resample]
+  if kind.startswith('Siglip2'):
+    most, patch = values.integer('max_num_patches', 256), values.integer('patch_size', 16)
+    return Preprocess(
+      image_size, channels, mean, std, method=method, antialias=True, max_patches=most, patch=patch
+    )
+  size, shorter, whole = _sizes(values, image_size)
+  return Preprocess(size, channels, mean, std, shorter=shorter, whole=whole, method=method, antialias=True)
 
 
 def _sizes(

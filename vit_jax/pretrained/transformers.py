@@ -36,7 +36,7 @@ from vit_jax.pretrained.transformers_family import TWO_HEADS, Family
 _FREE = frozenset(
   {
     *('attention', 'attention_dropout', 'cut_images', 'dropout', 'dtype', 'head_bias', 'patch_dropout'),
-    *('remat', 'rotary_moves', 'stochastic_depth', 'unroll'),
+    *('remat', 'rotary_moves', 'stochastic_depth', 'token_merging', 'unroll'),
   }
 )
 # Options of which a folder holds no more than whether the factors or tokens are there, or how they are resized.

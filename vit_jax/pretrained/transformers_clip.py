@@ -212,14 +212,15 @@ _SIGLIP2_VISION = dataclasses.replace(
     dataclasses.replace(rule, form='out') if rule.form == 'conv' else rule for rule in _SIGLIP_VISION.rules
   ),
   defaults=_SIGLIP | {'num_patches': 256},
-  position_resize='bilinear',
+  position_resize='bilinear_antialias',
+  preprocess=HALF | {'method': 'bilinear', 'max_patches': 256},
 )
 
 
 class SiglipFormat(_TwoTowersFormat):
   """A folder of `SiglipModel`, `SiglipVisionModel` or `SiglipForImageClassification`, and of SigLIP 2.
 
-  SigLIP 2's models of images of any shape (NaFlex) are read with squares of as many patches.
+  SigLIP 2's models of images of any shape (NaFlex) take these as their own processor prepares them.
   """
 
   title = "a folder of transformers' SigLIP"

@@ -45,6 +45,8 @@ class Teachers:
     """
     self.checkpoints = list(checkpoints)
     self._models = [load(checkpoint) for checkpoint in checkpoints]
+    for model in self._models:
+      model.squash('Self-training')
     first, orders = self._models[0], []
     named = next((model.class_names for model in self._models if model.class_names), None)
     self.class_names = tuple(named or map(str, range(first.num_classes)))

@@ -67,6 +67,7 @@ def opened(
 
 
 def _of_checkpoint(name: str, model: LoadedModel) -> Served:
+  model.squash('The service')
   observer, absent = Observer(model), {}
   functions: dict[str, Function] = {
     'probabilities': lambda images: np.asarray(model.probabilities(model(images))),

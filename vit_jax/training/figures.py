@@ -11,7 +11,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from vit_jax.config import Config
+from vit_jax.data import geometry
 from vit_jax.data.config import DataConfig
+from vit_jax.foundation.naflex import Patches
 from vit_jax.models.capabilities import Attends
 from vit_jax.training import metrics
 from vit_jax.training.run import Run
@@ -27,8 +29,11 @@ def draw_first_batch(run: Run, batch: Batch, workdir: pathlib.Path) -> None:
   inputs = jax.jit(lambda batch: model_inputs(run.config, batch, 0))(batch)
   if jax.process_index() != 0:
     return
-  arrays = {name: np.asarray(leaf.addressable_data(0)) for name, leaf in inputs.items() if name != 'key'}
+  del inputs['key']
+  arrays = jax.tree.map(lambda leaf: np.asarray(leaf.addressable_data(0)), inputs)
   images = arrays['image']
+  if isinstance(images, Patches):
+    images = list(map(geometry.picture, images.pixels, images.grids))
   labels = [arrays[name].reshape(len(images), -1) for name in ('label', 'label_b') if name in arrays]
   path = workdir / 'report' / 'first_batch.png'
   save_first_batch(path, images, np.concatenate(labels, axis=1), run.dataset.class_names, run.config.data)
@@ -39,10 +44,10 @@ def draw_attention(run: Run, params: Params, batch: Batch, workdir: pathlib.Path
 
   It is the mean over heads, from the class token if the head reads it, otherwise over all tokens. The CPU computes
   it, since training may fill the memory of the devices.
-  Nothing is written of a model without attention, in a run of several processes, or where the weights take more
-  than 4 GiB.
+  Nothing is written of a model without attention, of images of any shape, in a run of several processes, or where the
+  weights take more than 4 GiB.
   """
-  if jax.process_count() > 1:
+  if jax.process_count() > 1 or run.config.data.max_patches:
     return
   prepared = jax.jit(lambda batch: model_inputs(run.config, batch, 0)['image'])(batch)
   images = np.asarray(prepared.addressable_data(0))[:_ATTENTION_IMAGES]
@@ -73,9 +78,13 @@ def draw_attention(run: Run, params: Params, batch: Batch, workdir: pathlib.Path
 
 @matplotlib.rc_context({'text.parse_math': False})  # names may have dollar signs
 def save_first_batch(
-  path: pathlib.Path, images: np.ndarray, labels: np.ndarray, class_names: tuple[str, ...], data: DataConfig
+  path: pathlib.Path,
+  images: Sequence[np.ndarray],
+  labels: np.ndarray,
+  class_names: tuple[str, ...],
+  data: DataConfig,
 ) -> None:
-  """Draws the first 32 images as the model is given them, (B, H, W, C) in `data.value_range`, with their labels.
+  """Draws the first 32 images as the model is given them, (H, W, C) each in `data.value_range`, with their labels.
 
   Those are int (B,), or (B, max_labels) padded with -1.
   """
@@ -84,9 +93,10 @@ def save_first_batch(
   rows = -(-len(images) // columns)
   figure = Figure(figsize=(1.5 * columns, 1.75 * rows + 0.5), layout='constrained')
   low, high = data.value_range
-  height, width, channels = images.shape[1:]
+  height, width, channels = images[0].shape
+  size = f'at most {max(data.max_patches)} patches' if data.max_patches else f'{height} × {width}'
   values = f'{np.min(low):.4g} to {np.max(high):.4g}'
-  figure.suptitle(f'First batch: {height} × {width} × {channels}, values {values}')
+  figure.suptitle(f'First batch: {size} × {channels}, values {values}')
   axes = np.atleast_2d(figure.subplots(rows, columns))
   for axis in axes.flat:
     axis.set_axis_off()

@@ -158,7 +158,7 @@ class _Training:
     if self._first_step < run.timeline.total:
       screen.say('Compiling the training step …')
       steps = _compiled_steps(run, self._first_step)
-      screen.memory(run.program, steps[self._config.data.image_size])
+      screen.memory(run.program, steps[self._config.data.input_size])
     if state is None:
       state = self._first_state(initial)
       if steps:

@@ -39,7 +39,7 @@ def _check_batches(config: Config, host: int) -> None:
   sizes = {'batch_size': config.batch_size}
   sizes |= {f'evaluators.{name}.batch_size': item.batch_size or 0 for name, item in config.evaluators.items()}
   for name, images in sizes.items():
-    size = images // jax.process_count() * math.prod(data.image_size) * data.channels * (data.prefetch + 1)
+    size = images // jax.process_count() * math.prod(data.input_size) * data.channels * (data.prefetch + 1)
     if size > host:
       height, width = data.image_size
       raise UserError(

@@ -268,7 +268,9 @@ def adafactor_scaling(optimizer: OptimizerConfig) -> optax.GradientTransformatio
   return optax.chain(
     optax.scale_by_factored_rms(
       min_dim_size_to_factor=int(arguments.get('min_dim_size_to_factor', 32)),
-      decay_rate_fn=lambda step, power: jnp.minimum(cap, 1 - (jnp.asarray(step) + 1.0) ** -jnp.asarray(power)),
+      decay_rate_fn=lambda step, power: jnp.minimum(
+        cap, 1 - (jnp.asarray(step) + 1.0) ** -jnp.asarray(power)
+      ),
     ),
     per_layer.clip_by_rms(limit),
     optax.ema(momentum, debias=False, accumulator_dtype=jnp.dtype(optimizer.momentum_dtype)),

@@ -23,6 +23,7 @@ from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.pretrained import captions
 from vit_jax.pretrained.captions import Captions
 from vit_jax.training import auto
+from vit_jax.training.any_shape import SequenceLengths
 from vit_jax.training.frozen import FrozenModels
 from vit_jax.training.progressive_resizing import ProgressiveResizing, Size
 from vit_jax.training.state import TrainState
@@ -54,7 +55,7 @@ class Run:
     asked, config: the config as it was given, and with nothing left open (training/auto.py).
     chosen: a line about what was left open; empty: nothing was.
     dataset, mesh: its training data and its devices.
-    timeline, resizing: its durations in steps, and the image size of each step.
+    timeline, resizing: its durations in steps, and the size of the images, or columns of patches, of each step.
     architecture: the network with the shapes of its input and output.
     frozen: the models that the objective asks beside the network.
   """
@@ -66,7 +67,9 @@ class Run:
     """
     self.dataset, self.asked = dataset, config
     self.timeline = Timeline.of(config.total, batch_size=config.batch_size, examples=dataset.examples)
-    self.resizing = ProgressiveResizing(config, self.timeline)
+    self.resizing = (
+      SequenceLengths(config.data) if config.data.max_patches else ProgressiveResizing(config, self.timeline)
+    )
     architecture = Architecture(
       config.model,
       config.data.image_size,
@@ -76,7 +79,8 @@ class Run:
     devices = list(jax.devices() if devices is None else devices)
     objective = config.objective.with_counts(dataset.classes, dataset.class_counts)
     config = dataclasses.replace(config, objective=objective)
-    self.config, self.chosen = auto.choose(config, architecture, self.timeline.total, devices)
+    largest = dataclasses.replace(architecture, image_size=config.data.input_size)
+    self.config, self.chosen = auto.choose(config, largest, self.timeline.total, devices)
     self.architecture = dataclasses.replace(architecture, model=self.config.model)
     self.mesh = mesh_lib.make_mesh(self.config.mesh, devices)
     self.frozen = FrozenModels(self.config, self.mesh, self.architecture.num_classes)

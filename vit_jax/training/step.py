@@ -80,7 +80,7 @@ class Program:
     return state._replace(params=params, ema=ema)
 
   def batch_of(self, image_size: tuple[int, int]) -> BatchShapes:
-    """`batch` with images of another height and width, for progressive resizing."""
+    """`batch` with images of another height and width, for another size of a step."""
     image = self.batch['image']
     shape = (image.shape[0], *image_size, image.shape[3])
     return self.batch | {'image': jax.ShapeDtypeStruct(shape, image.dtype, sharding=image.sharding)}
@@ -302,12 +302,14 @@ def _gradients(
 
 def _batch_shapes(config: Config, sharding: NamedSharding) -> BatchShapes:
   data = config.data
-  image = (config.batch_size, *data.image_size, data.channels)
+  image = (config.batch_size, *data.input_size, data.channels)
   label = (config.batch_size, data.max_labels) if data.max_labels else (config.batch_size,)
   shapes = {
     'image': jax.ShapeDtypeStruct(image, jnp.uint8, sharding=sharding),
     'label': jax.ShapeDtypeStruct(label, jnp.int32, sharding=sharding),
   }
+  if data.max_patches:
+    shapes['grid'] = jax.ShapeDtypeStruct((config.batch_size, 2), jnp.int32, sharding=sharding)
   if data.label_weights:
     shapes['weight'] = jax.ShapeDtypeStruct(label, jnp.float32, sharding=sharding)
   if isinstance(config.model, TextTowerOptions):

@@ -64,6 +64,7 @@ def main(arguments: Sequence[str]) -> None:
   distributed.skip_absent_tpu()
   steps = through_training.chosen_steps(checkpoint, _STEPS.value) if _STEPS.value else []
   model = load(checkpoint, image_size=image_size, weights=_WEIGHTS.value)
+  model.squash('Visualize')
   given = _CLASS_NAMES.value
   names = None if given is None else class_names.read(given, model.num_classes)
   files.make_directories(out)  # before the work, but not for a command that is refused

@@ -20,11 +20,12 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import NamedSharding
 
-from vit_jax.models import dense_product
-from vit_jax.models.base import Grid, ShardingRules
+from vit_jax.models import dense_product, token_weights
+from vit_jax.models.base import ShardingRules
 from vit_jax.models.dropout import Place, dropout
 from vit_jax.models.parts import fused_attention
 from vit_jax.models.parts.positions import AttentionPosition
+from vit_jax.models.token_weights import Places, TokenWeights
 
 # A TPU computes on rows of 128 numbers; so few tokens beyond a multiple of it are a group of their own.
 _LANES, _FEW = 128, 8
@@ -101,7 +102,7 @@ class Attention(nnx.Module):
     memory: jax.Array,
     *,
     dropout_keys: jax.Array | None = None,
-    grid: Grid | None = None,
+    grid: Places | None = None,
     moves: jax.Array | None = None,
   ) -> jax.Array:
     """(B, Q, D), (B, N, D) -> (B, Q, D).
@@ -110,10 +111,10 @@ class Attention(nnx.Module):
       x: the tokens that attend, whose queries are taken.
       memory: the tokens that are attended to, whose keys and values are taken.
       dropout_keys: (B,) typed PRNG keys of dropout, or None.
-      grid: rows and columns of the patches, where attention knows of positions.
+      grid: rows and columns of the patches, where attention knows of positions; or the weights of `memory`.
       moves: of these, of each example (`Position.moves`); None: they stay.
     """
-    if self._projects_groups(x, memory, dropout_keys):
+    if not isinstance(grid, TokenWeights) and self._projects_groups(x, memory, dropout_keys):
       groups, others = grouped(x), grouped(memory)
       queries = tuple(self._query(group) for group in groups)
       keys = tuple(self._key(group) for group in others)
@@ -145,19 +146,19 @@ class Attention(nnx.Module):
       heads = self.sub_norm(heads.reshape(*heads.shape[:2], -1)).reshape(heads.shape)
     return self.out(heads)
 
-  def weights(self, x: jax.Array, memory: jax.Array, grid: Grid | None = None) -> jax.Array:
+  def weights(self, x: jax.Array, memory: jax.Array, grid: Places | None = None) -> jax.Array:
     """How much each token of x (B, Q, D) attends to those of memory (B, N, D): float32 (B, H, Q, N)."""
     query, key, bias = self._queries_and_keys(x, memory, grid)
     return jax.nn.softmax(_logits(_heads_first(scaled(query)), _heads_first(key), bias))
 
   def _queries_and_keys(
-    self, x: jax.Array, memory: jax.Array, grid: Grid | None, moves: jax.Array | None = None
+    self, x: jax.Array, memory: jax.Array, grid: Places | None, moves: jax.Array | None = None
   ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
     """Queries (B, Q, H, Dh), keys (B, N, H, Dh) and the bias of their logits (or None), positions applied."""
     query, key = self._query(x), self._key(memory)
     if self.position is None:
-      return query, key, None
-    assert grid is not None, 'attention that knows of positions is given the grid of its patches'
+      return query, key, token_weights.bias(grid)
+    assert isinstance(grid, tuple), 'attention that knows of positions is given the grid of its patches'
     query, key = (self.position.rotate(heads, grid, moves) for heads in (query, key))
     return query, key, self.position.logits(scaled(query), grid)
 
@@ -176,7 +177,7 @@ def attend(
   Args:
     query: (B, Q, H, Dh).
     key, value: (B, N, H, Dh).
-    bias: float32 (B or 1, H, Q, N), or None.
+    bias: float32 (B or 1, H or 1, Q or 1, N), or None.
     dropout_keys: (B,) typed PRNG keys of the weights' dropout; None: nothing is dropped.
     how: the kernel, and what it depends on.
 
@@ -279,7 +280,8 @@ def _attend_backward(
       dweights = dropout(dweights, rate, dropout_keys, Place.ATTENTION_WEIGHTS)
       dlogits = weights * (dweights - delta)
       if bias is not None:
-        dbias = dlogits if len(bias) == len(dlogits) else dlogits.sum(axis=0, keepdims=True)
+        repeated = tuple(axis for axis in range(4) if bias.shape[axis] != dlogits.shape[axis])
+        dbias = dlogits.sum(axis=repeated, keepdims=True) if repeated else dlogits
       dlogits = dlogits.astype(query.dtype)
       dq[i] += jnp.einsum('bhqn,bhnd->bhqd', dlogits, key)
       dk[j] += jnp.einsum('bhqn,bhqd->bhnd', dlogits, query)

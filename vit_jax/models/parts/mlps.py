@@ -19,9 +19,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from vit_jax.foundation.registry import Registry
 from vit_jax.models import dense_product, depthwise_convolution, flops
-from vit_jax.models.base import Grid, ShardingRules
+from vit_jax.models.base import ShardingRules
 from vit_jax.models.dropout import Place, dropout
 from vit_jax.models.scanned_blocks import constrain_examples
+from vit_jax.models.token_weights import Places
 
 MLPS: Registry[Any] = Registry(
   'MLP',
@@ -93,7 +94,7 @@ class Mlp(nnx.Module):
     """Multiplications for one image (models/flops.py), `patches` of whose `tokens` are on the grid."""
     return flops.mlp(tokens, width, hidden)
 
-  def __call__(self, x: jax.Array, *, keys: jax.Array | None = None, grid: Grid | None = None) -> jax.Array:
+  def __call__(self, x: jax.Array, *, keys: jax.Array | None = None, grid: Places | None = None) -> jax.Array:
     """(B, N, D) -> (B, N, D), the patches last, whose `grid` only some MLPs need; `keys` are (B,) of the dropout."""
     graphdef, first, params = nnx.split(self, _FIRST, ...)
 
@@ -116,7 +117,7 @@ class Mlp(nnx.Module):
     """(B, N, D) -> (B, N, M), or several such: what `activate` gets."""
     return self.dense_in(x)
 
-  def activate(self, hidden: Any, grid: Grid | None) -> jax.Array:
+  def activate(self, hidden: Any, grid: Places | None) -> jax.Array:
     """(B, N, M) -> (B, N, M): what stands between the layers."""
     return ACTIVATIONS[self.activation](hidden)
 
@@ -141,7 +142,7 @@ class SwiGlu(Mlp):
   def enter(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
     return self.dense_gate(x), self.dense_in(x)
 
-  def activate(self, hidden: tuple[jax.Array, jax.Array], grid: Grid | None) -> jax.Array:
+  def activate(self, hidden: tuple[jax.Array, jax.Array], grid: Places | None) -> jax.Array:
     gate, value = hidden
     return ACTIVATIONS[self.activation](gate) * value
 
@@ -166,8 +167,8 @@ class LocalMlp(Mlp):
   def multiplications(tokens: int, patches: int, width: int, hidden: int) -> int:
     return flops.mlp(tokens, width, hidden) + patches * 3**2 * hidden
 
-  def activate(self, hidden: jax.Array, grid: Grid | None) -> jax.Array:
-    assert grid is not None, 'an MLP with locality is given the grid of its patches'
+  def activate(self, hidden: jax.Array, grid: Places | None) -> jax.Array:
+    assert isinstance(grid, tuple), 'an MLP with locality is given the grid of its patches'
     activation = ACTIVATIONS[self.activation]
     others, patches = jnp.split(activation(hidden), [hidden.shape[1] - math.prod(grid)], axis=1)
     return jnp.concatenate([others, activation(self.depthwise(patches, grid))], axis=1)

@@ -1,7 +1,7 @@
 """What the head reads of the tokens (equation 4), by the names that config.model.pool has.
 
-`POOLS[name](config, rngs=…)` makes one. It maps the tokens (B, N, D) to (B, D'). Its parameters, if it has any, are the
-model's 'NAME_pool'.
+`POOLS[name](config, rngs=…)` makes one. It maps the tokens (B, N, D), and their weights where they have any, to
+(B, D'). Its parameters, if it has any, are the model's 'NAME_pool'.
 """
 
 from typing import TYPE_CHECKING, ClassVar
@@ -17,6 +17,7 @@ from vit_jax.models.layers import repeat_for_examples
 from vit_jax.models.parts.attention import Attention
 from vit_jax.models.parts.mlps import MLPS
 from vit_jax.models.parts.norms import NORMS
+from vit_jax.models.token_weights import TokenWeights, largest, mean
 
 if TYPE_CHECKING:
   from vit_jax.models.vit_config import ViTConfig
@@ -54,7 +55,7 @@ class Pool(nnx.Module):
     self.class_tokens = int(config.has_class_token)
     self.leading = config.leading_tokens
 
-  def __call__(self, tokens: jax.Array) -> jax.Array:
+  def __call__(self, tokens: jax.Array, weights: TokenWeights | None = None) -> jax.Array:
     return tokens
 
   @staticmethod
@@ -69,15 +70,17 @@ class TokenPool(Pool):
   reads_class_token: ClassVar[bool] = True
   reads_first: ClassVar[bool] = True
 
-  def __call__(self, tokens: jax.Array) -> jax.Array:
+  def __call__(self, tokens: jax.Array, weights: TokenWeights | None = None) -> jax.Array:
     return tokens[:, 0]
 
 
 class GapPool(Pool):
   """The mean of all tokens but the registers."""
 
-  def __call__(self, tokens: jax.Array) -> jax.Array:
-    return self._unregistered(tokens).mean(axis=1)
+  def __call__(self, tokens: jax.Array, weights: TokenWeights | None = None) -> jax.Array:
+    if weights is None:
+      return self._unregistered(tokens).mean(axis=1)
+    return mean(self._unregistered(tokens), TokenWeights(self._unregistered(weights.values)))
 
   def _unregistered(self, tokens: jax.Array) -> jax.Array:
     if self.leading == self.class_tokens:
@@ -91,37 +94,38 @@ class TokenGapPool(GapPool):
   reads_class_token: ClassVar[bool] = True
   widths: ClassVar[int] = 2
 
-  def __call__(self, tokens: jax.Array) -> jax.Array:
+  def __call__(self, tokens: jax.Array, weights: TokenWeights | None = None) -> jax.Array:
     tokens = self._unregistered(tokens)
-    return jnp.concatenate([tokens[:, 0], tokens[:, 1:].mean(axis=1)], axis=-1)
+    weights = weights and weights[self.leading :]
+    return jnp.concatenate([tokens[:, 0], mean(tokens[:, 1:], weights)], axis=-1)
 
 
 class GapPatchesPool(Pool):
   """The mean of the patches."""
 
-  def __call__(self, tokens: jax.Array) -> jax.Array:
-    return tokens[:, self.leading :].mean(axis=1)
+  def __call__(self, tokens: jax.Array, weights: TokenWeights | None = None) -> jax.Array:
+    return mean(tokens[:, self.leading :], weights and weights[self.leading :])
 
 
 class MaxPatchesPool(Pool):
   """The largest of the patches' numbers, channel by channel."""
 
-  def __call__(self, tokens: jax.Array) -> jax.Array:
-    return tokens[:, self.leading :].max(axis=1)
+  def __call__(self, tokens: jax.Array, weights: TokenWeights | None = None) -> jax.Array:
+    return largest(tokens[:, self.leading :], weights and weights[self.leading :])
 
 
 class AvgMaxPatchesPool(Pool):
   """The mean of both."""
 
-  def __call__(self, tokens: jax.Array) -> jax.Array:
-    patches = tokens[:, self.leading :]
-    return (patches.mean(axis=1) + patches.max(axis=1)) / 2
+  def __call__(self, tokens: jax.Array, weights: TokenWeights | None = None) -> jax.Array:
+    patches, weights = tokens[:, self.leading :], weights and weights[self.leading :]
+    return (mean(patches, weights) + largest(patches, weights)) / 2
 
 
 class LeadingPool(Pool):
   """The mean of all tokens before the patches, as of the class tokens of Pixio, which are several."""
 
-  def __call__(self, tokens: jax.Array) -> jax.Array:
+  def __call__(self, tokens: jax.Array, weights: TokenWeights | None = None) -> jax.Array:
     return tokens[:, : self.leading].mean(axis=1)
 
 
@@ -141,9 +145,9 @@ class MapPool(Pool):
       sizes.width, config.pool_mlp_dim or sizes.mlp_dim, activation=config.activation, dtype=dtype, rngs=rngs
     )
 
-  def __call__(self, tokens: jax.Array) -> jax.Array:
+  def __call__(self, tokens: jax.Array, weights: TokenWeights | None = None) -> jax.Array:
     probe = repeat_for_examples(self.probe, tokens)
-    x = self.attention(probe, tokens)
+    x = self.attention(probe, tokens, grid=weights)
     return (x + self.mlp(self.norm(x)))[:, 0]
 
   @staticmethod
@@ -157,5 +161,5 @@ class MapPool(Pool):
 class MapPatchesPool(MapPool):
   """The same of the patches."""
 
-  def __call__(self, tokens: jax.Array) -> jax.Array:
-    return super().__call__(tokens[:, self.leading :])
+  def __call__(self, tokens: jax.Array, weights: TokenWeights | None = None) -> jax.Array:
+    return super().__call__(tokens[:, self.leading :], weights and weights[self.leading :])

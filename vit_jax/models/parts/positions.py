@@ -17,7 +17,7 @@ from flax.nnx import initializers
 
 from vit_jax.foundation.errors import UserError
 from vit_jax.foundation.registry import Registry
-from vit_jax.models import position_resize
+from vit_jax.models import naflex, position_resize
 from vit_jax.models.base import Grid, ShardingRules
 from vit_jax.models.position_resize import PositionResize
 
@@ -141,6 +141,21 @@ def _resized(embedding: jax.Array, tokens: Tokens, grid: Grid) -> jax.Array:
     return embedding
   token, patches = jnp.split(embedding, [int(tokens.class_token)], axis=1)
   return jnp.concatenate([token, resize(patches, tokens.grid, grid, tokens.resize)], axis=1)
+
+
+def of_each(
+  position: type[Position], embedding: Any, tokens: Tokens, grids: jax.Array, patches: int
+) -> jax.Array | None:
+  """float32 (B, N, D): `Position.added` for images of which each has its own grid, int (B, 2), and padding.
+
+  For positions that are one table of cells, or none.
+  """
+  table = position.added(embedding, tokens, tokens.grid)
+  if table is None:
+    return None
+  token, cells = jnp.split(table, [int(tokens.class_token)], axis=1)
+  resized = naflex.positions(cells, tokens.grid, grids, patches, tokens.resize)
+  return jnp.concatenate([jnp.broadcast_to(token, (len(grids), *token.shape[1:])), resized], axis=1)
 
 
 class Learned2d(nnx.Module, Position):
