@@ -79,7 +79,7 @@ def test_the_loss_is_the_mean_over_images_of_their_corrupted_patches():
   patches, corrupted = corrupt(
     model.patches(images), model.mask_token[...], jax.vmap(jax.random.split)(keys)[:, 0]
   )
-  tokens = model.encode(model.add_positions(patches, (12, 8)))
+  tokens = model.encode(model.add_positions(patches, images))
   logits = np.asarray(model.head(tokens), np.float64)[:, 2:]
   labels = np.asarray(masked_patches.colours(images, (3, 2), (-1.0, 1.0)))
   losses, hits = [], []
