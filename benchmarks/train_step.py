@@ -55,14 +55,14 @@ def ours(variant: str, batch_size: int, image_size: int, **options: Any) -> Step
   return training_steps.ours(settings, images=1000, classes=CLASSES)
 
 
-def forward_flops(variant: str, image_size: int) -> float:
-  """Floating-point operations of an image forwards, of the patches' embedding, the blocks and the head (N tokens)."""
-  width, depth, _, hidden = SIZES[variant]
-  patch = int(variant.split('/')[1])
-  patches = (image_size // patch) ** 2
-  tokens = patches + 1
-  block = tokens * (8 * width**2 + 4 * width * hidden) + 4 * tokens**2 * width
-  return 2 * patches * 3 * patch**2 * width + depth * block + 2 * width * CLASSES
+def step_flops(args: argparse.Namespace) -> float:
+  """Floating-point operations of a step, forwards and backwards."""
+  from vit_jax.models.base import Architecture
+  from vit_jax.models.flops import TRAINING
+  from vit_jax.models.vit_config import ViTConfig
+
+  size = (args.image_size, args.image_size)
+  return TRAINING * args.batch_size * Architecture(ViTConfig(args.variant), size, 3, CLASSES).forward_flops()
 
 
 def peer(name: str, args: argparse.Namespace) -> Step:
@@ -124,13 +124,13 @@ def main() -> None:
   if turns:
     dtype = 'bfloat16' if args.device == 'cuda' else 'float32'
     print(f'{args.variant}, {args.image_size} px, batch {args.batch_size}, {dtype}, {len(turns)} turns')
-    step_flops = 3 * forward_flops(args.variant, args.image_size) * args.batch_size
+    teraflops = step_flops(args) / 1e12 if args.peak_tflops else 0.0
     first, *_ = started
     for name, contender in started.items():
       times = turns.each(name, 'seconds')
       median = statistics.median(times)
       ratio = statistics.median(p / t for p, t in zip(turns.each(first, 'seconds'), times, strict=True))
-      share = f', MFU {step_flops / median / args.peak_tflops / 1e12:.1%}' if args.peak_tflops else ''
+      share = f', MFU {teraflops / median / args.peak_tflops:.1%}' if args.peak_tflops else ''
       print(
         f'{name:13} median {median:.4f} s, lowest {min(times):.4f} s, {args.batch_size / median:.2f} images/s{share}, '
         f'{ratio:.2f} × the speed of {first}; peak {turns.each(name, "peak")[-1]:.0f} MiB; {contender.hello["text"]}'

@@ -141,6 +141,11 @@ class DataConfig:
     return ' + '.join(source for source, _ in self.mixture) or self.source
 
   @property
+  def mixup_alpha(self) -> float:
+    """The parameter α of mixup: `mixup`, or that of the level in `augment`; 0 for none."""
+    return augment_policy.mixup(self.augment) if self.mixup is None else self.mixup
+
+  @property
   def value_range(self) -> tuple[Any, Any]:
     """What 0 and 255 become: two floats, or two float64 arrays (C,) where channels differ."""
     mean, std = self.mean or _HALF, self.std or _HALF
@@ -185,11 +190,10 @@ class DataConfig:
 
   def _check_any_shape(self, path: str) -> None:
     """Raises UserError for what needs images of one size."""
-    mixes = self.cutmix or (augment_policy.mixup(self.augment) if self.mixup is None else self.mixup)
     for name, wrong in (
       ('crop', self.crop not in ('inception', 'resize')),
       ('progressive_resizing', self.progressive_resizing),
-      ('mixup', mixes),
+      ('mixup', self.cutmix or self.mixup_alpha),
     ):
       if wrong:
         raise UserError(

@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.data import augment_policy
 from vit_jax.data.config import DataConfig
 from vit_jax.foundation.naflex import Patches
 
@@ -25,11 +24,8 @@ def prepare(images: jax.Array, data: DataConfig) -> jax.Array:
 
 
 def prepared(batch: Batch, data: DataConfig) -> Any:
-  """The images of a batch that is no training batch, as the model takes them: float32 (B, H, W, C), or `Patches`."""
-  return _with_grids(prepare(batch['image'], data), batch)
-
-
-def _with_grids(images: jax.Array, batch: Batch) -> Any:
+  """The images of a batch, as the model takes them: float32 (B, H, W, C), or `Patches`."""
+  images = prepare(batch['image'], data)
   return Patches(images, batch['grid']) if 'grid' in batch else images
 
 
@@ -92,7 +88,7 @@ def _neighbours(rows: jax.Array) -> jax.Array:
 
 def _weights(key: jax.Array, data: DataConfig, shape: tuple[int, ...]) -> jax.Array | None:
   """The weight of each image's own pixels, float32 (B or 1, H or 1, W or 1, 1); None if nothing is mixed."""
-  alpha = augment_policy.mixup(data.augment) if data.mixup is None else data.mixup
+  alpha = data.mixup_alpha
   batch, height, width, _ = shape
 
   def draw(key: jax.Array) -> jax.Array:

@@ -35,9 +35,8 @@ from vit_jax.foundation.naflex import Patches
 from vit_jax.parallel.mesh import check_batch_divides
 
 _REPLACEMENTS = 10  # tried for an image that cannot be decoded
-Example = tuple[
-  Record, dict[str, np.ndarray]
-]  # a record, and by name what a row of a batch has of it, its label apart
+# A record, and by name what a row of a batch has of it, its label apart.
+Example = tuple[Record, dict[str, np.ndarray]]
 _TASKS_PER_THREAD = 4  # per batch: enough to even out, few enough that small images stay cheap
 
 

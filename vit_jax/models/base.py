@@ -25,6 +25,7 @@ DType = Literal['float32', 'bfloat16']
 Remat = Literal['none', 'block', 'dots']
 Pooling = str  # a name in models/parts/pools.py
 Sharding = jax.sharding.NamedSharding
+P = TypeVar('P', bound='ModelConfig')
 CUSTOM = 'custom'  # the variant that has no size of its own
 
 # (regex of the whole path of a parameter or of state, mesh axes of its LAST dimensions, other ways to split them, …);
@@ -171,6 +172,11 @@ class ModelConfig(abc.ABC):
   def on_any_device(self) -> Self:
     """The model without options that only some devices have."""
     return self
+
+  def part_of(self, kind: type[P], **options: Any) -> P:
+    """The options that models of another kind have too, as one of these; `options` replace some."""
+    own = {field.name: getattr(self, field.name) for field in dataclasses.fields(kind)}
+    return kind(**own | options)
 
   def with_unrolled_blocks(self, unrolled: bool) -> Self:
     """The model whose blocks are unrolled or a loop, where `unroll` leaves that open."""

@@ -57,11 +57,7 @@ class DinoConfig(ViTConfig):
 
   def for_classification(self) -> ViTConfig:
     """The transformer by itself."""
-    options: dict[str, Any] = {
-      field.name: getattr(self, field.name) for field in dataclasses.fields(ViTConfig)
-    }
-    options['mask_token'] = False
-    return ViTConfig(**options)
+    return self.part_of(ViTConfig, mask_token=False)
 
   def _layers(self, architecture: Architecture, dropped: float) -> list[Layer]:
     """Those of the transformer and of the projection of its class token."""

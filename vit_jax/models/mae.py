@@ -78,11 +78,7 @@ class MaeConfig(ViTConfig):
   @property
   def encoder(self) -> ViTConfig:
     """The encoder as a Vision Transformer of its own, which sees all patches."""
-    options: dict[str, Any] = {
-      field.name: getattr(self, field.name) for field in dataclasses.fields(ViTConfig)
-    }
-    options['patch_dropout'] = 0.0
-    return ViTConfig(**options).for_classification()
+    return self.part_of(ViTConfig, patch_dropout=0.0).for_classification()
 
   @property
   def sharding_rules(self) -> ShardingRules:  # pyright: ignore[reportIncompatibleVariableOverride] (by the parts)

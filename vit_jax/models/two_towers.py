@@ -7,7 +7,7 @@ of the image tower by their names (pretrained/zero_shot.py); fine-tuning and fea
 
 import dataclasses
 import math
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -60,10 +60,7 @@ class TwoTowersConfig(ViTConfig):
   @property
   def image_tower(self) -> ViTConfig:
     """The image tower as a Vision Transformer of its own."""
-    options: dict[str, Any] = {
-      field.name: getattr(self, field.name) for field in dataclasses.fields(ViTConfig)
-    }
-    return ViTConfig(**options)
+    return self.part_of(ViTConfig)
 
   @property
   def text(self) -> TextConfig:

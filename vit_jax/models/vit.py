@@ -116,14 +116,12 @@ class ViT(Model['ViTConfig']):
 
     Without keys patches are merged, where the model's options say so.
     """
-    weights, config = self.weights_of(images), self.config
-    if keys is not None or not config.token_merging:
-      tokens = self.encode(tokens, keys, grid=weights or self.grid_of(images), read=self._tokens_read)
-      return tokens, weights
-    weights = weights or TokenWeights(jnp.ones(tokens.shape[:2], jnp.float32))
-    z, weights = token_merging.apply(
-      self.blocks, tokens, weights, config.token_merging, self.leading_tokens, self._loop
-    )
+    merged = self.config.token_merging
+    if keys is not None or not merged:
+      tokens = self.encode(tokens, keys, grid=self._places_of(images), read=self._tokens_read)
+      return tokens, self.weights_of(images)
+    weights = TokenWeights(jnp.ones(tokens.shape[:2], jnp.float32))
+    z, weights = token_merging.apply(self.blocks, tokens, weights, merged, self.leading_tokens, self._loop)
     return (z if self.norm is None else self.norm(z)), weights
 
   @property
@@ -221,7 +219,8 @@ class ViT(Model['ViTConfig']):
     `grid` is that of the patches, None for images of the model's own size; or the weights of the tokens. The result may
     be (B, read, D) where only the first `read` tokens are needed; None for all.
     """
-    config, shared = self.config, list[Any]([grid or self.grid])
+    config = self.config
+    shared: list[Any] = [grid or self.grid]
     if config.rotary_moves is not None and keys is not None:
       place = config.num_layers + 2  # behind those of blocks, of the embeddings' dropout and of patches
       shared += [config.positions.moves(fold_in(keys, place), config.rotary_moves)]
@@ -276,8 +275,7 @@ class ViT(Model['ViTConfig']):
   def features(self, images: jax.Array, layer: int | None = None) -> jax.Array:
     """(B, H, W, C) -> (B, N, D), the tokens in the order of `embed`; see `Model.features`."""
     layers = scanned_blocks.blocks_before(layer, self.config.num_layers)
-    places = self.weights_of(images) or self.grid_of(images)
-    z = scanned_blocks.features(self.blocks, self.embed(images), layers, self._loop, places)
+    z = scanned_blocks.features(self.blocks, self.embed(images), layers, self._loop, self._places_of(images))
     return z if layers is not None or self.norm is None else self.norm(z)
 
   def feature_maps(
@@ -305,7 +303,7 @@ class ViT(Model['ViTConfig']):
       at once: 4 L H N² bytes for each image (B/16 at 384 px: 192 MB). With axial attention 2 L instead of L,
       the row and the column block of each in turn.
     """
-    places = self.weights_of(images) or self.grid_of(images)
+    places = self._places_of(images)
     _, weights = self._observe(images, lambda block, z: block.weights(z, places))
     return weights.reshape(-1, *weights.shape[-4:])
 
@@ -317,7 +315,7 @@ class ViT(Model['ViTConfig']):
   def _observe(
     self, images: jax.Array, look: Callable[[Any, jax.Array], jax.Array]
   ) -> tuple[jax.Array, jax.Array]:
-    z, places = self.embed(images), self.weights_of(images) or self.grid_of(images)
+    z, places = self.embed(images), self._places_of(images)
     return scanned_blocks.observe(self.blocks, z, look, self._loop, places)
 
   @property
@@ -327,6 +325,10 @@ class ViT(Model['ViTConfig']):
   def grid_of(self, images: jax.Array) -> Grid:
     """Rows and columns of the patches of images (B, H, W, C); of images of any shape N and 1."""
     return self.config.grid((images.shape[1], images.shape[2]), 'The image size')
+
+  def _places_of(self, images: jax.Array) -> Places:
+    """What blocks are given of the tokens of images."""
+    return self.weights_of(images) or self.grid_of(images)
 
   def weights_of(self, images: jax.Array) -> TokenWeights | None:
     """Which tokens are padding, of images of any shape; None: the images have one grid."""

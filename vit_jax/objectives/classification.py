@@ -98,7 +98,7 @@ class ClassificationObjective(Objective):
     of = {'sigmoid': ('other_focus', 'margin'), 'softmax': ('z_loss',)}
     for loss, names in of.items():
       for name in names:
-        if getattr(self, name) and self.loss != loss:
+        if getattr(self, name) != getattr(ClassificationObjective, name) and self.loss != loss:
           raise UserError(
             f'{path}.{name} is for loss {loss!r}, and loss is {self.loss!r}; leave it out, or change the loss.'
           )

@@ -18,7 +18,6 @@ import optax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from vit_jax.data import augment_policy
 from vit_jax.data.config import DataConfig
 from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import Model, ModelConfig
@@ -85,8 +84,7 @@ class ContrastiveObjective(Objective):
     name = "config.objective.name is 'contrastive'"
     if not isinstance(model, TextTowerOptions):
       raise UserError(f'{name}; it needs a text tower, --config.model.name=two_towers.')
-    alpha = augment_policy.mixup(data.augment) if data.mixup is None else data.mixup
-    if alpha or data.cutmix:
+    if data.mixup_alpha or data.cutmix:
       raise UserError(
         f'{name}, and texts cannot be mixed; set config.data.mixup and config.data.cutmix to 0.'
       )

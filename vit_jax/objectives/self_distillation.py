@@ -202,9 +202,8 @@ class SelfDistillationObjective(Objective):
       raise UserError(f'{name}; it needs a Vision Transformer with prototypes, --config.model.name=dino.')
     if self.local_crops:
       model.grid(self.local_size, 'config.objective.local_size')  # raises where patches do not fit
-    alpha = augment_policy.mixup(data.augment) if data.mixup is None else data.mixup
-    wrong = {'mixup': alpha, 'cutmix': data.cutmix, 'progressive_resizing': data.progressive_resizing}
-    wrong['num_classes'] = data.num_classes
+    wrong = {'mixup': data.mixup_alpha, 'cutmix': data.cutmix, 'num_classes': data.num_classes}
+    wrong |= {'progressive_resizing': data.progressive_resizing}
     for option, value in wrong.items():
       if value:
         raise UserError(f'{name}, which cannot be with config.data.{option} {value}; leave it out.')

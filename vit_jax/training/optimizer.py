@@ -264,7 +264,7 @@ def adafactor_scaling(optimizer: OptimizerConfig) -> optax.GradientTransformatio
   _check_taken(optimizer, 'b2', 'momentum', 'min_dim_size_to_factor', 'clipping_threshold')
   arguments, cap = dict(optimizer.arguments), 0.999 if optimizer.b2 is None else optimizer.b2
   momentum = _MOMENTUM if optimizer.momentum is None else optimizer.momentum
-  limit = arguments.get('clipping_threshold', np.inf)
+  limit = arguments.get('clipping_threshold')
   return optax.chain(
     optax.scale_by_factored_rms(
       min_dim_size_to_factor=int(arguments.get('min_dim_size_to_factor', 32)),
@@ -272,7 +272,7 @@ def adafactor_scaling(optimizer: OptimizerConfig) -> optax.GradientTransformatio
         cap, 1 - (jnp.asarray(step) + 1.0) ** -jnp.asarray(power)
       ),
     ),
-    per_layer.clip_by_rms(limit),
+    *([] if limit is None else [per_layer.clip_by_rms(limit)]),
     optax.ema(momentum, debias=False, accumulator_dtype=jnp.dtype(optimizer.momentum_dtype)),
   )
 
