@@ -20,6 +20,7 @@ from flax import nnx
 from jax import export as jax_export
 from PIL import Image
 from released_files import path
+from safetensors.numpy import load_file
 
 from vit_jax import export
 from vit_jax.data.preprocess import Preprocess
@@ -34,6 +35,7 @@ from vit_jax.export import (
   writing,
 )
 from vit_jax.export.onnx_graph import Graph, Node, Tensor
+from vit_jax.foundation import pytrees
 from vit_jax.foundation.errors import UserError
 from vit_jax.loaded_model import LoadedModel
 
@@ -179,6 +181,10 @@ def test_16_bits_halve_the_weights_and_keep_the_probabilities(kind, half, apart,
       sizes.append(sum(len(tensor.raw_data) for tensor in tensors if len(tensor.dims) > 1))
     else:
       sizes.append((tmp_path / 'model.stablehlo.safetensors').stat().st_size)
+      weights = load_file(tmp_path / 'model.stablehlo.safetensors')
+      for name, leaf in pytrees.flatten(nnx.state(loaded.module)).items():
+        if 'head/' in name or '_norm/' in name:  # which compute in float32
+          np.testing.assert_array_equal(weights[name], leaf)
   assert sizes[1] <= 0.55 * sizes[0]
 
 

@@ -29,10 +29,12 @@ def write(
   module = inference.for_inference(model, precision)
   of = inference.function(model, outputs)
   graphdef, state = nnx.split(module)
-  # Kernels are rounded by the products anyway; norms compute in float32.
+  # A layer that computes in 16 bits rounds its kernel anyway; head and norms compute in float32.
+  dtype = jnp.dtype(precision)
+  layers = [path for path, part in nnx.iter_modules(module) if getattr(part, 'dtype', None) == dtype]
+  kernels = {'/'.join(map(str, (*path, 'kernel', 'value'))) for path in layers}
   weights = {
-    name: leaf.astype(precision if leaf.ndim > 1 else leaf.dtype)
-    for name, leaf in pytrees.flatten(state).items()
+    name: leaf.astype(dtype) if name in kernels else leaf for name, leaf in pytrees.flatten(state).items()
   }
   (batch,) = jax_export.symbolic_shape('batch')
   images = jax.ShapeDtypeStruct((batch, *model.preprocess.size, model.preprocess.channels), jnp.float32)
