@@ -173,9 +173,11 @@ def _built(pretrained: Pretrained, asked: _Arguments) -> LoadedModel:
     _log.warning('%s', report)
   preprocess, link = pretrained.preprocess.at(size), 'softmax' if new_head else pretrained.link
   most = asked.max_patches or (None if asked.image_size else preprocess.max_patches)
+  patch = preprocess.patch
   if most is not None:
     check_any_shape(model, 'max_patches')
-  preprocess = dataclasses.replace(preprocess, max_patches=most, patch=model.patch_pixels)
+    patch = model.patch_pixels
+  preprocess = dataclasses.replace(preprocess, max_patches=most, patch=patch)
   class_names = None if new_head else pretrained.class_names
   del pretrained  # the caller keeps no reference either: each array goes when it is on the device
   graphdef, shapes = architecture.graph_and_shapes()
