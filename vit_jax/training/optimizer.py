@@ -39,11 +39,13 @@ class OptimizerConfig:
 
   # Optimizer: 'adam', 'sgd' (with momentum), 'rmsprop' (with momentum, as TensorFlow's), 'muon' (arXiv 2502.16982, Adam
   # for all but the kernels between embedding and head), 'lamb' (arXiv 1904.00962, for large batches), 'adafactor'
-  # (arXiv 1804.04235, little memory: see `adafactor_scaling`), or a scaling of optax, that is
-  # `optax.scale_by_NAME`: 'adadelta', 'adamax', 'adan', 'amsgrad', 'belief', 'factored_rms', 'lion', 'novograd',
-  # 'optimistic_gradient', 'radam', 'rms', 'rss', 'sign', 'sm3', 'stddev', 'yogi'.
+  # (arXiv 1804.04235, little memory: see `adafactor_scaling`), 'schedule_free' (arXiv 2405.15682, AdamW whose
+  # parameters are averaged, in the place of a decay of the rate: schedule.decay is 'constant'), or a scaling of optax,
+  # that is `optax.scale_by_NAME`: 'adadelta', 'adamax', 'adan', 'amsgrad', 'belief', 'factored_rms', 'lion',
+  # 'novograd', 'optimistic_gradient', 'radam', 'rms', 'rss', 'sign', 'sm3', 'stddev', 'yogi'.
   name: str = 'adam'
-  # Decay of the first moment, where the optimizer has that argument. None for optax's default.
+  # Decay of the first moment, where the optimizer has that argument; of 'schedule_free' the share of the average where
+  # gradients are taken. None for optax's default.
   b1: _Decay | None = None
   # Decay of the second moment, where the optimizer has that argument. None for optax's default.
   b2: _Decay | None = None
@@ -57,6 +59,10 @@ class OptimizerConfig:
   weight_decay: NotNegative = 0.0
   # Largest global norm of the gradient. None to leave it unclipped.
   clip_norm: Positive | None = None
+  # Radius ρ of sharpness-aware minimisation (SAM, arXiv 2010.01412): each step's gradient is taken where the loss at
+  # this distance from the parameters is about highest, by a second pass over the batch. Usual: 0.05, for ViTs from
+  # scratch up to 0.2 (arXiv 2106.01548). 0 for none.
+  sam_radius: NotNegative = 0.0
   # Factors of the learning rate for parameters whose path matches, ((regex, factor), …).
   lr_multipliers: tuple[tuple[Regex, NotNegative], ...] = ()
   # Layer-wise decay of the learning rate (BEiT's, arXiv 2106.08254): each block has this share of the rate of the block
@@ -72,6 +78,11 @@ class OptimizerConfig:
   def freezes(self) -> bool:
     """Whether there are parameters that are not trained."""
     return bool(self.freeze or self.freeze_blocks)
+
+  @property
+  def averages(self) -> bool:
+    """Whether the parameters are the average of values that take the steps (descent.ScheduleFree)."""
+    return self.name == 'schedule_free'
 
   def check(self, path: str) -> None:
     """Raises UserError for an optimizer that there is not, or an argument that it does not take."""
@@ -107,6 +118,7 @@ OPTIMIZERS: Registry[Any] = Registry(
     'muon': 'vit_jax.training.optimizer:muon_scaling',
     'lamb': 'vit_jax.training.optimizer:lamb_scaling',
     'adafactor': 'vit_jax.training.optimizer:adafactor_scaling',
+    'schedule_free': 'vit_jax.training.optimizer:schedule_free_scaling',
   },
 )
 
@@ -275,6 +287,19 @@ def adafactor_scaling(optimizer: OptimizerConfig) -> optax.GradientTransformatio
     *([] if limit is None else [per_layer.clip_by_rms(limit)]),
     optax.ema(momentum, debias=False, accumulator_dtype=jnp.dtype(optimizer.momentum_dtype)),
   )
+
+
+def schedule_free_scaling(optimizer: OptimizerConfig) -> optax.GradientTransformation:
+  """The directions of schedule-free AdamW: Adam's without a first moment; descent.py has what replaces it.
+
+  `weight_lr_power`, by default 2, is the power of the learning rate by which values count in the average.
+  """
+  _check_taken(optimizer, 'b1', 'b2', 'eps', 'weight_lr_power')
+  if optimizer.momentum_dtype != 'float32':
+    raise UserError("the optimizer 'schedule_free' does not take momentum_dtype; leave it out")
+  b2 = 0.999 if optimizer.b2 is None else optimizer.b2
+  eps = dict(optimizer.arguments).get('eps', 1e-8)
+  return optax.scale_by_rms(b2, eps, eps_in_sqrt=False, bias_correction=True)
 
 
 def _matrix(path: str, leaf: Any) -> optax.contrib.MuonDimensionNumbers | None:
