@@ -1,0 +1,43 @@
+"""Six optimizers on CIFAR-10 in equal processor time: Adam, Muon, LAMB, Adafactor, schedule-free AdamW, SAM.
+
+python -m vit_jax.study optimizers:rates --workdir=runs/optimizers_rates
+python -m vit_jax.study optimizers --workdir=runs/optimizers
+
+'rates' tries three settings of each by a seed of its own; the best is what the other command trains by three more seeds.
+The small model of configs/cifar10_scratch.py with patches of 8 pixels; decay of weights, clipping and warmup are the
+same, and all but the schedule-free one end in a cosine. An image takes so many µs of processor time in a step
+(AMD EPYC): _EXAMPLES makes up for it.
+"""
+
+from vit_jax.study.definition import Study, Variant, chosen
+
+# Optimizer -> images it is trained on.
+_EXAMPLES = {'adam': 1, 'muon': 1, 'lamb': 1, 'adafactor': 1, 'schedule_free': 1, 'sam': 1}
+# Optimizer -> (rate, radius of SAM), the chosen one first.
+_SETTINGS = {
+  'adam': ((3e-3, 0.0), (1.5e-3, 0.0), (6e-3, 0.0)),
+  'muon': ((6e-3, 0.0), (3e-3, 0.0), (1.2e-2, 0.0)),
+  'lamb': ((1e-2, 0.0), (5e-3, 0.0), (2e-2, 0.0)),
+  'adafactor': ((3e-3, 0.0), (1.5e-3, 0.0), (6e-3, 0.0)),
+  'schedule_free': ((6e-3, 0.0), (3e-3, 0.0), (1.2e-2, 0.0)),
+  'sam': ((3e-3, 0.05), (1.5e-3, 0.05), (3e-3, 0.2)),
+}
+_SEEDS = {'chosen': (0, 1, 2), 'rates': (3,)}
+
+
+def get_study(kind: str = 'chosen') -> Study:
+  seeds, variants = chosen(kind, _SEEDS), {}
+  for name, settings in _SETTINGS.items():
+    for rate, radius in settings if kind == 'rates' else settings[:1]:
+      options = {
+        'model.patch': 8,
+        'total': f'{_EXAMPLES[name]} examples',
+        'optimizer.name': 'adam' if name == 'sam' else name,
+        'optimizer.sam_radius': radius,
+        'schedule.learning_rate': rate,
+        'schedule.decay': 'constant' if name == 'schedule_free' else 'cosine',
+        'evaluators.test.every': '100%',
+      }
+      title = f'{name}_{rate:g}' + (f'_{radius:g}' if radius else '')
+      variants[name if kind == 'chosen' else title] = Variant('cifar10_scratch:small', options)
+  return Study('Optimizers on CIFAR-10 in equal processor time', variants, seeds=seeds)
