@@ -138,7 +138,9 @@ def test_eight_devices_step_as_one_and_the_ema_warms_up(name):
 def test_a_resumed_run_ends_in_the_same_bits(name, tmp_path):
   config, whole, resumed = config_of(name), tmp_path / 'whole', tmp_path / 'resumed'
   seen = []
-  states = [loop.train(config, whole, on_step=lambda _, state, __: seen.append(jax.tree.map(np.array, state)))]
+  states = [
+    loop.train(config, whole, on_step=lambda _, state, __: seen.append(jax.tree.map(np.array, state)))
+  ]
   shutil.copytree(whole, resumed)
   for step in (3, 4):
     shutil.rmtree(resumed / 'checkpoints' / str(step))
