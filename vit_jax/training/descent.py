@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from vit_jax.foundation.errors import UserError
 from vit_jax.training import optimizer as optimizer_lib
 from vit_jax.training.optimizer import OptimizerConfig, Params
 
@@ -87,6 +88,19 @@ def make_descent(optimizer: OptimizerConfig, params: Params) -> Descent:
     return Descent(direction)
   beta = 0.9 if optimizer.b1 is None else optimizer.b1
   return ScheduleFree(direction, beta, dict(optimizer.arguments).get('weight_lr_power', 2.0))
+
+
+def schedule_free_scaling(optimizer: OptimizerConfig) -> optax.GradientTransformation:
+  """The directions of schedule-free AdamW: Adam's without a first moment, which the average replaces.
+
+  `weight_lr_power`, by default 2, is the power of the learning rate by which values count in the average.
+  """
+  optimizer_lib.check_taken(optimizer, 'b1', 'b2', 'eps', 'weight_lr_power')
+  if optimizer.momentum_dtype != 'float32':
+    raise UserError("the optimizer 'schedule_free' does not take momentum_dtype; leave it out")
+  b2 = 0.999 if optimizer.b2 is None else optimizer.b2
+  eps = dict(optimizer.arguments).get('eps', 1e-8)
+  return optax.scale_by_rms(b2, eps, eps_in_sqrt=False, bias_correction=True)
 
 
 def steepest_near(params: Params, grads: Params, norm: jax.Array, radius: float) -> Params:

@@ -118,7 +118,7 @@ OPTIMIZERS: Registry[Any] = Registry(
     'muon': 'vit_jax.training.optimizer:muon_scaling',
     'lamb': 'vit_jax.training.optimizer:lamb_scaling',
     'adafactor': 'vit_jax.training.optimizer:adafactor_scaling',
-    'schedule_free': 'vit_jax.training.optimizer:schedule_free_scaling',
+    'schedule_free': 'vit_jax.training.descent:schedule_free_scaling',
   },
 )
 
@@ -223,7 +223,7 @@ def _is_optimizer(function: str) -> bool:
 
 def momentum_scaling(optimizer: OptimizerConfig) -> optax.GradientTransformation:
   """SGD with momentum, as the paper fine-tunes."""
-  _check_taken(optimizer, 'momentum')
+  check_taken(optimizer, 'momentum')
   return _momentum_trace(optimizer)
 
 
@@ -232,7 +232,7 @@ def rmsprop_scaling(optimizer: OptimizerConfig) -> optax.GradientTransformation:
 
   The mean square v of the gradients g begins at 1. By default eps is 0.001 and b2, its decay, 0.9.
   """
-  _check_taken(optimizer, 'b2', 'momentum', 'eps')
+  check_taken(optimizer, 'b2', 'momentum', 'eps')
   b2 = 0.9 if optimizer.b2 is None else optimizer.b2
   return optax.chain(
     optax.scale_by_rms(b2, dict(optimizer.arguments).get('eps', 1e-3), initial_scale=1.0),
@@ -246,7 +246,7 @@ def muon_scaling(optimizer: OptimizerConfig) -> optax.GradientTransformation:
   Attention's (D, H, Dh) is a matrix (D, H Dh), its (H, Dh, D) one of (H Dh, D), and a convolution's (h, w, C, outputs)
   one of (h w C, outputs), as the authors flatten them; each block of a stack is orthogonalised by itself.
   """
-  _check_taken(optimizer, 'b1', 'b2', 'momentum', 'eps', 'ns_steps', 'consistent_rms')
+  check_taken(optimizer, 'b1', 'b2', 'momentum', 'eps', 'ns_steps', 'consistent_rms')
   arguments: dict[str, Any] = {'consistent_rms': 0.2, **dict(optimizer.arguments)}
   if 'ns_steps' in arguments:
     arguments['ns_steps'] = int(arguments['ns_steps'])
@@ -273,7 +273,7 @@ def adafactor_scaling(optimizer: OptimizerConfig) -> optax.GradientTransformatio
   is 1 - t^-0.8 in step t, at most b2 (0.999). `clipping_threshold` limits the RMS of each layer's direction, by default
   not: 1 is that of the original.
   """
-  _check_taken(optimizer, 'b2', 'momentum', 'min_dim_size_to_factor', 'clipping_threshold')
+  check_taken(optimizer, 'b2', 'momentum', 'min_dim_size_to_factor', 'clipping_threshold')
   arguments, cap = dict(optimizer.arguments), 0.999 if optimizer.b2 is None else optimizer.b2
   momentum = _MOMENTUM if optimizer.momentum is None else optimizer.momentum
   limit = arguments.get('clipping_threshold')
@@ -287,19 +287,6 @@ def adafactor_scaling(optimizer: OptimizerConfig) -> optax.GradientTransformatio
     *([] if limit is None else [per_layer.clip_by_rms(limit)]),
     optax.ema(momentum, debias=False, accumulator_dtype=jnp.dtype(optimizer.momentum_dtype)),
   )
-
-
-def schedule_free_scaling(optimizer: OptimizerConfig) -> optax.GradientTransformation:
-  """The directions of schedule-free AdamW: Adam's without a first moment; descent.py has what replaces it.
-
-  `weight_lr_power`, by default 2, is the power of the learning rate by which values count in the average.
-  """
-  _check_taken(optimizer, 'b1', 'b2', 'eps', 'weight_lr_power')
-  if optimizer.momentum_dtype != 'float32':
-    raise UserError("the optimizer 'schedule_free' does not take momentum_dtype; leave it out")
-  b2 = 0.999 if optimizer.b2 is None else optimizer.b2
-  eps = dict(optimizer.arguments).get('eps', 1e-8)
-  return optax.scale_by_rms(b2, eps, eps_in_sqrt=False, bias_correction=True)
 
 
 def _matrix(path: str, leaf: Any) -> optax.contrib.MuonDimensionNumbers | None:
@@ -321,7 +308,7 @@ def _momentum_trace(optimizer: OptimizerConfig) -> optax.GradientTransformation:
   return optax.trace(momentum, accumulator_dtype=jnp.dtype(optimizer.momentum_dtype))
 
 
-def _check_taken(optimizer: OptimizerConfig, *taken: str) -> None:
+def check_taken(optimizer: OptimizerConfig, *taken: str) -> None:
   """Raises UserError for a decay or an argument that an optimizer of ours does not take."""
   given = [name for name in _DECAYS if getattr(optimizer, name) is not None]
   for name in (*given, *(name for name, _ in optimizer.arguments)):
