@@ -36,7 +36,8 @@ class Descent:
     """The parameters and the state after a step by gradients at `trained`, with a learning rate of shape ()."""
     updates, state = self._direction.update(grads, state, params)
     updates = jax.tree.map(lambda update: -rate * update, updates)
-    return optax.apply_updates(params, updates), state
+    moved: Any = optax.apply_updates(params, updates)
+    return moved, state
 
 
 class ScheduleFreeState(NamedTuple):
