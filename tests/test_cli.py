@@ -354,10 +354,11 @@ def test_wrong_value_is_answered_with_what_is_possible(arguments, texts, tmp_pat
 
 
 def test_warning_of_a_config_file_is_a_line_without_the_name_of_a_logger(place):
+  next((place / 'photos').iterdir()).joinpath('notes.txt').write_text('')
   result = run('vit_jax', 'train', '--config=finetune:model.npz,folder:photos', '--workdir=', cwd=place)
   assert_said(result, '--workdir is empty')
   warning, _ = result.stderr.splitlines()
-  assert warning.startswith('Warning: photos: ')
+  assert warning.startswith('Warning: photos: ignored 1 files')
 
 
 @pytest.mark.slow

@@ -193,6 +193,12 @@ class Config:
       )
     self.objective.check_run(self.model, self.data)
     self._check_any_shape(path)
+    ends = self.schedule.decay != 'constant' or durations.parse(self.schedule.cooldown)[0]
+    if self.optimizer.averages and ends:
+      raise UserError(
+        f'{path}.optimizer.name is {self.optimizer.name!r}, whose average takes the place of a decay of the learning '
+        f"rate; set {path}.schedule.decay='constant' without a cooldown (a warmup is fine)."
+      )
     if self.objective.learns_from_ema and not self.ema:
       raise UserError(
         f'{path}.objective is {self.objective.title}, whose teacher is the EMA, and {path}.ema is 0; set it to 0.99 or '

@@ -221,10 +221,14 @@ def _fsdp(config: Config, parameters: int, memory: float | None, devices: Sequen
 
 
 def _state_bytes(config: Config, parameters: int) -> int:
-  """Of parameters, two moments, gradients and the EMA, in float32; with an adapter about those of its base alone."""
+  """Of parameters, two moments, gradients, the EMA, and the values at which gradients are taken where these are others.
+
+  In float32. With an adapter it is about those of its base alone.
+  """
   if config.adapter.rank:
     return jnp.dtype(config.adapter.base_dtype).itemsize * parameters
-  return 4 * parameters * (4 + bool(config.ema))
+  elsewhere = config.optimizer.averages or config.optimizer.sam_radius
+  return 4 * parameters * (4 + bool(config.ema) + bool(elsewhere))
 
 
 def _memory(device: Any) -> float | None:

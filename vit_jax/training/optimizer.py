@@ -39,11 +39,13 @@ class OptimizerConfig:
 
   # Optimizer: 'adam', 'sgd' (with momentum), 'rmsprop' (with momentum, as TensorFlow's), 'muon' (arXiv 2502.16982, Adam
   # for all but the kernels between embedding and head), 'lamb' (arXiv 1904.00962, for large batches), 'adafactor'
-  # (arXiv 1804.04235, little memory: see `adafactor_scaling`), or a scaling of optax, that is
-  # `optax.scale_by_NAME`: 'adadelta', 'adamax', 'adan', 'amsgrad', 'belief', 'factored_rms', 'lion', 'novograd',
-  # 'optimistic_gradient', 'radam', 'rms', 'rss', 'sign', 'sm3', 'stddev', 'yogi'.
+  # (arXiv 1804.04235, little memory: see `adafactor_scaling`), 'schedule_free' (arXiv 2405.15682, AdamW whose
+  # parameters are averaged, in the place of a decay of the rate: schedule.decay is 'constant'), or a scaling of optax,
+  # that is `optax.scale_by_NAME`: 'adadelta', 'adamax', 'adan', 'amsgrad', 'belief', 'factored_rms', 'lion',
+  # 'novograd', 'optimistic_gradient', 'radam', 'rms', 'rss', 'sign', 'sm3', 'stddev', 'yogi'.
   name: str = 'adam'
-  # Decay of the first moment, where the optimizer has that argument. None for optax's default.
+  # Decay of the first moment, where the optimizer has that argument; of 'schedule_free' the share of the average where
+  # gradients are taken. None for optax's default.
   b1: _Decay | None = None
   # Decay of the second moment, where the optimizer has that argument. None for optax's default.
   b2: _Decay | None = None
@@ -57,6 +59,10 @@ class OptimizerConfig:
   weight_decay: NotNegative = 0.0
   # Largest global norm of the gradient. None to leave it unclipped.
   clip_norm: Positive | None = None
+  # Radius ρ of sharpness-aware minimisation (SAM, arXiv 2010.01412): each step's gradient is taken where the loss at
+  # this distance from the parameters is about highest, by a second pass over the batch. Usual: 0.05, for ViTs from
+  # scratch up to 0.2 (arXiv 2106.01548). 0 for none.
+  sam_radius: NotNegative = 0.0
   # Factors of the learning rate for parameters whose path matches, ((regex, factor), …).
   lr_multipliers: tuple[tuple[Regex, NotNegative], ...] = ()
   # Layer-wise decay of the learning rate (BEiT's, arXiv 2106.08254): each block has this share of the rate of the block
@@ -72,6 +78,11 @@ class OptimizerConfig:
   def freezes(self) -> bool:
     """Whether there are parameters that are not trained."""
     return bool(self.freeze or self.freeze_blocks)
+
+  @property
+  def averages(self) -> bool:
+    """Whether the parameters are the average of values that take the steps (descent.ScheduleFree)."""
+    return self.name == 'schedule_free'
 
   def check(self, path: str) -> None:
     """Raises UserError for an optimizer that there is not, or an argument that it does not take."""
@@ -107,6 +118,7 @@ OPTIMIZERS: Registry[Any] = Registry(
     'muon': 'vit_jax.training.optimizer:muon_scaling',
     'lamb': 'vit_jax.training.optimizer:lamb_scaling',
     'adafactor': 'vit_jax.training.optimizer:adafactor_scaling',
+    'schedule_free': 'vit_jax.training.descent:schedule_free_scaling',
   },
 )
 
@@ -211,7 +223,7 @@ def _is_optimizer(function: str) -> bool:
 
 def momentum_scaling(optimizer: OptimizerConfig) -> optax.GradientTransformation:
   """SGD with momentum, as the paper fine-tunes."""
-  _check_taken(optimizer, 'momentum')
+  check_taken(optimizer, 'momentum')
   return _momentum_trace(optimizer)
 
 
@@ -220,7 +232,7 @@ def rmsprop_scaling(optimizer: OptimizerConfig) -> optax.GradientTransformation:
 
   The mean square v of the gradients g begins at 1. By default eps is 0.001 and b2, its decay, 0.9.
   """
-  _check_taken(optimizer, 'b2', 'momentum', 'eps')
+  check_taken(optimizer, 'b2', 'momentum', 'eps')
   b2 = 0.9 if optimizer.b2 is None else optimizer.b2
   return optax.chain(
     optax.scale_by_rms(b2, dict(optimizer.arguments).get('eps', 1e-3), initial_scale=1.0),
@@ -234,7 +246,7 @@ def muon_scaling(optimizer: OptimizerConfig) -> optax.GradientTransformation:
   Attention's (D, H, Dh) is a matrix (D, H Dh), its (H, Dh, D) one of (H Dh, D), and a convolution's (h, w, C, outputs)
   one of (h w C, outputs), as the authors flatten them; each block of a stack is orthogonalised by itself.
   """
-  _check_taken(optimizer, 'b1', 'b2', 'momentum', 'eps', 'ns_steps', 'consistent_rms')
+  check_taken(optimizer, 'b1', 'b2', 'momentum', 'eps', 'ns_steps', 'consistent_rms')
   arguments: dict[str, Any] = {'consistent_rms': 0.2, **dict(optimizer.arguments)}
   if 'ns_steps' in arguments:
     arguments['ns_steps'] = int(arguments['ns_steps'])
@@ -261,7 +273,7 @@ def adafactor_scaling(optimizer: OptimizerConfig) -> optax.GradientTransformatio
   is 1 - t^-0.8 in step t, at most b2 (0.999). `clipping_threshold` limits the RMS of each layer's direction, by default
   not: 1 is that of the original.
   """
-  _check_taken(optimizer, 'b2', 'momentum', 'min_dim_size_to_factor', 'clipping_threshold')
+  check_taken(optimizer, 'b2', 'momentum', 'min_dim_size_to_factor', 'clipping_threshold')
   arguments, cap = dict(optimizer.arguments), 0.999 if optimizer.b2 is None else optimizer.b2
   momentum = _MOMENTUM if optimizer.momentum is None else optimizer.momentum
   limit = arguments.get('clipping_threshold')
@@ -296,7 +308,7 @@ def _momentum_trace(optimizer: OptimizerConfig) -> optax.GradientTransformation:
   return optax.trace(momentum, accumulator_dtype=jnp.dtype(optimizer.momentum_dtype))
 
 
-def _check_taken(optimizer: OptimizerConfig, *taken: str) -> None:
+def check_taken(optimizer: OptimizerConfig, *taken: str) -> None:
   """Raises UserError for a decay or an argument that an optimizer of ours does not take."""
   given = [name for name in _DECAYS if getattr(optimizer, name) is not None]
   for name in (*given, *(name for name, _ in optimizer.arguments)):

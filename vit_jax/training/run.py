@@ -135,7 +135,7 @@ class Run:
     """Model FLOPs of a training step, forward and backward, at an image size; recomputation excluded.
 
     Of frozen models, and of the large crops of a teacher that is the EMA, it has the forward pass; of an adapter's base
-    no gradients of kernels.
+    no gradients of kernels. SAM's two passes are both counted.
     """
     passes, objective = flops.TRAINING - bool(self.config.adapter.rank), self.config.objective
     extra = objective.extra_crops(self.config.data)
@@ -143,7 +143,8 @@ class Run:
     each = passes * sum(self.architecture.forward_flops(size, training=True) for size in crops)
     if objective.learns_from_ema:
       each += sum(self.architecture.forward_flops(size) for size in crops if size == image_size)
-    return float(self.config.batch_size * (each + self.frozen.forward_flops()))
+    gradients = 2 if self.config.optimizer.sam_radius else 1
+    return float(self.config.batch_size * (gradients * each + self.frozen.forward_flops()))
 
   def training_flops(self) -> float:
     """Model FLOPs of all training steps."""

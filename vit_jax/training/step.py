@@ -19,12 +19,15 @@ from vit_jax.config import Config
 from vit_jax.data import on_device
 from vit_jax.data.on_device import Batch
 from vit_jax.foundation import pytrees
+from vit_jax.foundation.errors import UserError
 from vit_jax.models import flexible_patches
 from vit_jax.models.base import Architecture, Model
 from vit_jax.models.capabilities import FlexiblePatches, TextTowerOptions
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel import sharding as sharding_lib
+from vit_jax.training import descent as descent_lib
 from vit_jax.training import optimizer as optimizer_lib
+from vit_jax.training.descent import Descent
 from vit_jax.training.frozen import FrozenModels
 from vit_jax.training.schedule import make_schedule
 from vit_jax.training.state import TrainState
@@ -120,19 +123,25 @@ def make_program(
       params = lora.initial(lora.targets(network, adapter), params, adapter, key)
     return params, model_state
 
-  tx = optimizer_lib.make_optimizer(config.optimizer, jax.eval_shape(first_variables, 0)[0])
+  params, model_state = jax.eval_shape(first_variables, 0)
+  if model_state and config.optimizer.averages:
+    raise UserError(
+      f'config.optimizer.name is {config.optimizer.name!r}, which averages parameters, and {config.model.title} has '
+      'running statistics, which would be those of other parameters; choose another optimizer.'
+    )
+  descent = descent_lib.make_descent(config.optimizer, params)
 
   def init(seed: jax.Array) -> TrainState:
     params, model_state = first_variables(seed)
     zero = jnp.zeros((), jnp.int32)
     ema = jax.tree.map(jnp.copy, pytrees.merged(params, model_state)) if config.ema else {}
-    return TrainState(zero, zero, params, tx.init(params), ema, model_state)
+    return TrainState(zero, zero, params, descent.init(params), ema, model_state)
 
   schedule = make_schedule(config.schedule, timeline)
   shapes = jax.eval_shape(init, 0)
   shardings = sharding_lib.state_shardings(shapes, shapes.variables, rules, mesh, config.mesh.min_shard_size)
   state = sharding_lib.with_shardings(shapes, shardings)
-  step = _make_step(config, graphdef, tx, schedule, mesh, frozen, timeline.total)
+  step = _make_step(config, graphdef, descent, schedule, mesh, frozen, timeline.total)
   return Program(
     graphdef=graphdef,
     init=jax.jit(init, out_shardings=shardings),
@@ -154,7 +163,7 @@ def model_inputs(config: Config, batch: Batch, step: jax.Array | int) -> Batch:
 def _make_step(
   config: Config,
   graphdef: nnx.GraphDef,
-  tx: optax.GradientTransformation,
+  descent: Descent,
   schedule: optax.Schedule,
   mesh: jax.sharding.Mesh,
   frozen: FrozenModels,
@@ -198,26 +207,32 @@ def _make_step(
     with jax.named_scope('inputs'):
       inputs = model_inputs(config, batch, state.step)
 
-    def gradients(patch: int | None = None) -> Any:
+    def gradients(params: Params, patch: int | None = None) -> Any:
       loss_of = functools.partial(loss_function, frozen_params=frozen_params, state=state, patch=patch)
-      return _gradients(loss_of, state, inputs, config.batch_parts, mesh)
+      return _gradients(loss_of, params, state.model_state, inputs, config.batch_parts, mesh)
 
-    if patches:
-      number = flexible_patches.draw(_key(config.seed), state.step, len(patches))
-      found = jax.lax.switch(number, [functools.partial(gradients, patch) for patch in patches])
-    else:
-      found = gradients()
-    (grads, loss, logged), model_state = found
-    if config.optimizer.freezes:  # so that the gradients of frozen parameters are never computed
-      mask = optimizer_lib.trainable_mask(config.optimizer, state.params)
-      grads = jax.tree.map(lambda train, grad: grad if train else jnp.zeros_like(grad), mask, grads)
-    grad_norm = optax.tree.norm(grads)
+    def gradients_at(params: Params) -> tuple[tuple[Params, jax.Array, Metrics], ModelState, jax.Array]:
+      """As `_gradients`, and the gradient's norm; each call has the same patches, keys and statistics before it."""
+      if patches:
+        number = flexible_patches.draw(_key(config.seed), state.step, len(patches))
+        found = jax.lax.switch(number, [functools.partial(gradients, patch=p) for p in patches], params)
+      else:
+        found = gradients(params)
+      (grads, *rest), model_state = found
+      grads = _without_frozen(config, grads)
+      return (grads, *rest), model_state, optax.tree.norm(grads)
+
+    trained = descent.trained(state.params, state.opt_state)
+    (grads, loss, logged), model_state, grad_norm = gradients_at(trained)
     finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
+    if config.optimizer.sam_radius:
+      with jax.named_scope('sam'):
+        near = descent_lib.steepest_near(trained, grads, grad_norm, config.optimizer.sam_radius)
+        (grads, *_), _, grad_norm = gradients_at(near)
+      finite &= jnp.isfinite(grad_norm)
     rate = jnp.asarray(schedule(state.step))
     with jax.named_scope('optimizer'):
-      updates, opt_state = tx.update(grads, state.opt_state, state.params)
-      updates = jax.tree.map(lambda update: -rate * update, updates)
-      params: Any = optax.apply_updates(state.params, updates)
+      params, opt_state = descent.step(grads, state.params, state.opt_state, rate)
     with jax.named_scope('ema'):
       variables = pytrees.merged(params, model_state)
       moved = _share_of_new(config, state.step, total)
@@ -246,6 +261,14 @@ def _make_step(
   return step
 
 
+def _without_frozen(config: Config, grads: Params) -> Params:
+  """Gradients with zeros for frozen parameters, so that those are never computed."""
+  if not config.optimizer.freezes:
+    return grads
+  mask = optimizer_lib.trainable_mask(config.optimizer, grads)
+  return jax.tree.map(lambda train, grad: grad if train else jnp.zeros_like(grad), mask, grads)
+
+
 def _share_of_new(config: Config, step: jax.Array, total: int) -> Any:
   """1 minus the EMA's decay in a step; 'cosine' is DINO's momentum of the teacher (arXiv 2104.14294, section 3.1)."""
   share = 1 - config.ema
@@ -264,7 +287,12 @@ def _key(seed: jax.typing.ArrayLike) -> jax.Array:
 
 
 def _gradients(
-  loss_function: LossFunction, state: TrainState, inputs: Batch, parts: int, mesh: jax.sharding.Mesh
+  loss_function: LossFunction,
+  params: Params,
+  model_state: ModelState,
+  inputs: Batch,
+  parts: int,
+  mesh: jax.sharding.Mesh,
 ) -> tuple[tuple[Params, jax.Array, Metrics], ModelState]:
   """Gradient of the batch's mean loss, the loss and its metrics; and the model's new state.
 
@@ -276,11 +304,11 @@ def _gradients(
   def gradients_of(
     part: Batch, model_state: ModelState
   ) -> tuple[tuple[Params, jax.Array, Metrics], ModelState]:
-    (loss, (metrics, model_state)), grads = value_and_grad(state.params, model_state, part)
+    (loss, (metrics, model_state)), grads = value_and_grad(params, model_state, part)
     return (grads, loss, metrics), model_state
 
   if parts == 1:
-    return gradients_of(inputs, state.model_state)
+    return gradients_of(inputs, model_state)
   sharding = NamedSharding(mesh, PartitionSpec(None, mesh_lib.BATCH_AXES))
 
   def split(leaf: jax.Array) -> jax.Array:
@@ -295,9 +323,9 @@ def _gradients(
 
   split_inputs = jax.tree.map(split, inputs)
   first = jax.tree.map(lambda leaf: leaf[0], split_inputs)
-  shapes, _ = jax.eval_shape(gradients_of, first, state.model_state)
+  shapes, _ = jax.eval_shape(gradients_of, first, model_state)
   zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-  return jax.lax.scan(add, (zeros, state.model_state), split_inputs)[0]
+  return jax.lax.scan(add, (zeros, model_state), split_inputs)[0]
 
 
 def _batch_shapes(config: Config, sharding: NamedSharding) -> BatchShapes:

@@ -185,8 +185,9 @@ def _splits(
     everything = _part(listing, '', root)
     if split == 'all':
       return listing, {'all': everything}, everything.classes
-    parts = _hold_out(everything, listing.hashes, val_fraction, root)
-    if not len(parts['val'].numbers) and 'val' in re.findall(r'\w+', split):
+    evaluates = 'val' in re.findall(r'\w+', split)
+    parts = _hold_out(everything, listing.hashes, val_fraction, root, warns=evaluates)
+    if not len(parts['val'].numbers) and evaluates:
       raise UserError(
         f"No class of {root} has two images, so that none can be held out as 'val'; add images, or put those "
         f'to train on below {root}/train and the others below {root}/val.'
@@ -306,11 +307,14 @@ def _check_no_table(folder: pathlib.Path, name: str) -> None:
     )
 
 
-def _hold_out(part: _Part, hashes: np.ndarray, fraction: float, root: pathlib.Path) -> dict[str, _Part]:
+def _hold_out(
+  part: _Part, hashes: np.ndarray, fraction: float, root: pathlib.Path, *, warns: bool
+) -> dict[str, _Part]:
   """Divides a folder into 'train' and 'val' by a hash of each path, so that adding files moves no other.
 
   The image with the highest hash of each class is always trained on, so that no class is only held out. Where
-  `fraction` holds out none of a class with two images or more, the one with the lowest hash is held out.
+  `fraction` holds out none of a class with two images or more, the one with the lowest hash is held out, and it `warns`
+  of that: where 'val' is read, rather than 'train' alone, which a recipe may only count.
   """
   own = hashes[part.numbers]
   highest = np.zeros(len(part.classes), np.uint64)
@@ -321,7 +325,7 @@ def _hold_out(part: _Part, hashes: np.ndarray, fraction: float, root: pathlib.Pa
   np.minimum.at(lowest, part.members, own)
   evaluated = np.isin(np.arange(len(part.classes)), part.members[held])
   extra = (own == lowest[part.members]) & may_be_held & ~evaluated[part.members]
-  if extra.any():
+  if extra.any() and warns:
     few = [part.classes[number] for number in np.unique(part.members[extra])]
     _warn(
       f'{root}: {len(few)} of {len(part.classes)} classes ({listed(few)}) have so few images that '
