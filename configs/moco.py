@@ -70,7 +70,7 @@ def small(source: str) -> c.Config:
   """A small model, a small projection and weak colours, since the run is short."""
   colours = 'jitter(0.4)'
   return c.Config(
-    total='1000 steps',
+    total='700 steps',
     batch_size=128,
     model=c.MocoConfig(
       variant='custom',

@@ -165,7 +165,9 @@ def test_the_momentum_encoder_loads_and_is_fine_tuned_frozen_patches_stay_and_a_
 ):
   monkeypatch.setattr(contrastive_views, '_COLLAPSED', math.inf)
   freeze = dataclasses.replace(CONFIG.optimizer, freeze=('^patch_embedding/',))
-  config = dataclasses.replace(CONFIG, optimizer=freeze, log_every='1 steps')
+  config = dataclasses.replace(
+    CONFIG, optimizer=freeze, log_every='1 steps', tensorboard=c.TensorBoardConfig(pictures=False)
+  )
   seen = []
   loop.train(config, tmp_path / 'run', on_step=lambda step, state, values: seen.append(jax.device_get(state)))
   first, last = seen[0], seen[-1]

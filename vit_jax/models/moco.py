@@ -52,7 +52,7 @@ class MocoConfig(ViTConfig):
     )
 
   @property
-  def heads_sizes(self) -> dict[str, tuple[int, ...]]:
+  def head_sizes(self) -> dict[str, tuple[int, ...]]:
     """{'projection': its inputs, hidden units and outputs, 'predictor': the same}; the predictor where there is one."""
     inputs = self.pre_logits_size or POOLS[self.pool].widths * self.sizes.width
     hidden, width = self.projection_hidden, self.projection_width
@@ -71,7 +71,7 @@ class MocoConfig(ViTConfig):
     *transformer, _ = vit_flops.layers(self, dataclasses.replace(architecture, num_classes=0), dropped)
     heads = [
       Layer(name, sizes[-1:], sum(inputs * outputs for inputs, outputs in itertools.pairwise(sizes)))
-      for name, sizes in self.heads_sizes.items()
+      for name, sizes in self.head_sizes.items()
     ]
     return [*transformer, *heads]
 
@@ -95,18 +95,17 @@ class NormedLayers(nnx.Module):
     """`sizes`: inputs, hidden units and outputs."""
     self.number = len(sizes) - 1
     for layer, (inputs, outputs) in enumerate(itertools.pairwise(sizes)):
-      dense = nnx.Linear(inputs, outputs, use_bias=False, dtype=dtype, rngs=rngs)
       learns = layer < self.number - 1
       norm = BatchNorm(outputs, momentum=_MOMENTUM, epsilon=_EPSILON, learns=learns)
-      setattr(self, f'dense_{layer}', dense)
+      setattr(self, f'dense_{layer}', nnx.Linear(inputs, outputs, use_bias=False, dtype=dtype, rngs=rngs))
       setattr(self, f'norm_{layer}', norm)
 
   def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
     """(B, V, D) -> (B, V, P). With `train`, statistics are those of all B V vectors."""
     x = x[:, :, None]
     for layer in range(self.number):
-      x = x if layer == 0 else jax.nn.relu(x)
       x = getattr(self, f'norm_{layer}')(getattr(self, f'dense_{layer}')(x), train=train)
+      x = jax.nn.relu(x) if layer < self.number - 1 else x
     return x[:, :, 0]
 
 
@@ -119,7 +118,7 @@ class MocoTransformer(ViT):
     super().__init__(config, dataclasses.replace(architecture, num_classes=1), rngs, sharding)
     del self.head
     make = functools.partial(NormedLayers, dtype=jnp.dtype(config.dtype), rngs=rngs)
-    sizes = config.heads_sizes
+    sizes = config.head_sizes
     self.projection = make(sizes['projection'])
     self.predictor: Any = make(sizes['predictor']) if config.predictor else None
 

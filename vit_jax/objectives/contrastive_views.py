@@ -63,7 +63,7 @@ class ContrastiveViewsObjective(Objective):
   ) -> tuple[jax.Array, Metrics]:
     """MoCo v3's or SimCLR's loss.
 
-    'accuracy' is the share of the views to which the other view of their image is nearest. 'information' is the
+    'accuracy' is the share of the views to which the other view of their image is nearest. 'information' is
     InfoNCE's lower bound of what a view tells of its image, in nats (arXiv 1807.03748, section 2.3): 0 where all are
     the same. 'rank' is the number of directions in which the features of images spread.
     """
