@@ -63,7 +63,7 @@ def paper(source: str) -> c.Config:
     schedule=c.ScheduleConfig(learning_rate=4e-3 * 2**0.5, warmup='10%', decay='cosine', end_value=1e-6),
     ema=0.992,
     ema_schedule='cosine',
-    evaluators={'knn': neighbours('10%', split='validation', crop='central', resize=256)},
+    evaluators={'knn': recipes.neighbours('10%', split='validation', crop='central', resize=256)},
     checkpoint=c.CheckpointConfig(every='1000 steps'),
   )
 
@@ -92,12 +92,5 @@ def small(source: str) -> c.Config:
     schedule=c.ScheduleConfig(learning_rate=2e-3, warmup='10%', decay='cosine', end_value=1e-6),
     ema=0.99,
     ema_schedule='cosine',
-    evaluators={'knn': neighbours('20%', split='val' if source.startswith('folder:') else 'test')},
-  )
-
-
-def neighbours(every: str, **options) -> c.FewShotEvaluatorConfig:
-  """The vote of the 20 nearest of all training images."""
-  return c.FewShotEvaluatorConfig(
-    probe='weighted_knn', grid=(20,), shots=(0,), validation=0, seeds=1, every=every, **options
+    evaluators={'knn': recipes.neighbours('20%', split='val' if source.startswith('folder:') else 'test')},
   )

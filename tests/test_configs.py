@@ -30,6 +30,7 @@ ARGUMENTS = {
   'masked_patch': [*PAPER, 'cifar10'],
   'mae': ['b16', 'l16,runs/mae'],
   'dino': ['l16', 'small'],
+  'moco': ['b16', 'small_simclr'],
   'siglip': ['b16', 'b16,clip', 'digits'],
   'vit_s16_i1k': ['300'],
   'quickstart': [],

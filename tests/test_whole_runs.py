@@ -56,6 +56,11 @@ SELF_DISTILLATION = (
     "    ema=0.9,\n    ema_schedule='cosine',",
   )
 )
+CONTRASTIVE_VIEWS = (
+  SELF_DISTILLATION.replace('DinoConfig(', 'MocoConfig(')
+  .replace('prototypes=64, ', '')
+  .replace('SelfDistillationObjective(local_crops=2, local_size=(4, 4))', 'ContrastiveViewsObjective()')
+)
 
 
 @pytest.mark.slow
@@ -64,12 +69,13 @@ SELF_DISTILLATION = (
   [
     (pathlib.Path(batch_norm_model.__file__).read_text(), "model_state['block0']['norm']['mean']", 1),
     (SELF_DISTILLATION, "ema['projection']['prototypes']['kernel']", 1),
+    (CONTRASTIVE_VIEWS, "ema['projection']['norm_2']['var']", 1),
     pytest.param(TWO_TOWERS, "params['text_tower']['embedding']", 1, marks=pytest.mark.nightly),
     pytest.param(  # compiling an EfficientNet takes a CPU a while
       *(SMALL_EFFICIENTNET, "model_state['top_norm']['mean']", 2), marks=pytest.mark.nightly
     ),
   ],
-  ids=['batch_norm', 'self_distillation', 'two_towers', 'efficientnet'],
+  ids=['batch_norm', 'self_distillation', 'contrastive_views', 'two_towers', 'efficientnet'],
 )
 def test_a_killed_run_of_another_kind_of_model_ends_in_the_same_bits(tmp_path, config, state, processes):
   """Also where a single process goes on with the run of two."""

@@ -39,7 +39,7 @@ def assert_refused(change: object, said: str) -> None:
     (
       'model.name',
       'swin',
-      "choose one of ['vit', 'mae', 'dino', 'two_towers', 'mixer', 'resnet', 'efficientnet'].",
+      "choose one of ['vit', 'mae', 'dino', 'moco', 'two_towers', 'mixer', 'resnet', 'efficientnet'].",
     ),
     ('schedule.learning_rate', -1.0, 'it must be at least 0.'),
     ('data.image_size', 0, 'it must be at least 1.'),

@@ -10,6 +10,7 @@ from vit_jax.models.dino import DinoConfig
 from vit_jax.models.efficientnet import EfficientNetConfig
 from vit_jax.models.mae import MaeConfig
 from vit_jax.models.mixer import MixerConfig
+from vit_jax.models.moco import MocoConfig
 from vit_jax.models.resnet import ResNetConfig
 from vit_jax.models.two_towers import TwoTowersConfig
 from vit_jax.models.vit_config import ViTConfig
@@ -33,6 +34,12 @@ def dino(**changes) -> DinoConfig:
   sizes = {'patch': 4, 'width': 32, 'mlp_dim': 48, 'depth': 2, 'heads': 4}
   projection = {'prototypes': 40, 'projection_hidden': 24, 'projection_width': 16}
   return DinoConfig(variant='custom', **{**sizes, **projection, **changes})
+
+
+def moco(**changes) -> MocoConfig:
+  """A Vision Transformer of width 32 with two blocks, a projection and a predictor."""
+  sizes = {'patch': 4, 'width': 32, 'mlp_dim': 48, 'depth': 2, 'heads': 4}
+  return MocoConfig(variant='custom', **{**sizes, 'projection_hidden': 24, 'projection_width': 16, **changes})
 
 
 def two_towers(**changes) -> TwoTowersConfig:

@@ -28,12 +28,14 @@ from vit_jax.models.dino import DinoConfig
 from vit_jax.models.efficientnet import EfficientNetConfig
 from vit_jax.models.mae import MaeConfig
 from vit_jax.models.mixer import MixerConfig
+from vit_jax.models.moco import MocoConfig
 from vit_jax.models.resnet import ResNetConfig
 from vit_jax.models.two_towers import TwoTowersConfig
 from vit_jax.models.vit_config import ViTConfig
 from vit_jax.objectives.base import OBJECTIVES, Objective
 from vit_jax.objectives.classification import ClassificationObjective
 from vit_jax.objectives.contrastive import ContrastiveObjective
+from vit_jax.objectives.contrastive_views import ContrastiveViewsObjective
 from vit_jax.objectives.distillation import DistillationObjective
 from vit_jax.objectives.mae import MaeObjective
 from vit_jax.objectives.masked_patches import MaskedPatchesObjective
@@ -62,6 +64,7 @@ __all__ = [
   'ClassificationObjective',
   'Config',
   'ContrastiveObjective',
+  'ContrastiveViewsObjective',
   'DataConfig',
   'DinoConfig',
   'DistillationObjective',
@@ -73,6 +76,7 @@ __all__ = [
   'MaskedPatchesObjective',
   'MeshConfig',
   'MixerConfig',
+  'MocoConfig',
   'OptimizerConfig',
   'ResNetConfig',
   'ScheduleConfig',
@@ -106,15 +110,15 @@ class Config:
   # Number of parts of a batch, computed one after the other to save memory. None for as few as fit (training/auto.py).
   # A model with running statistics takes them from each part, so that its parts are chosen only here.
   accumulation: Annotated[Count | None, RESUMABLE] = None
-  # Model, by model.name: 'vit' (hybrids too), 'mae', 'dino', 'two_towers', 'mixer', 'resnet' or 'efficientnet'.
+  # Model, by model.name: 'vit' (hybrids too), 'mae', 'dino', 'moco', 'two_towers', 'mixer', 'resnet' or 'efficientnet'.
   model: Annotated[ModelConfig, MODELS] = ViTConfig()  # noqa: RUF009 (frozen)
   init: InitConfig = InitConfig()  # noqa: RUF009
   adapter: AdapterConfig = AdapterConfig()  # noqa: RUF009
   data: DataConfig = DataConfig()  # noqa: RUF009
   # Evaluators by name, each of type 'classification', 'fewshot' or 'zero_shot'.
   evaluators: Annotated[dict[str, EvaluatorConfig], EVALUATORS] = dataclasses.field(default_factory=dict)
-  # Objective, by objective.name: 'classification', 'contrastive', 'distillation', 'mae', 'masked_patches' or
-  # 'self_distillation'.
+  # Objective, by objective.name: 'classification', 'contrastive', 'contrastive_views', 'distillation', 'mae',
+  # 'masked_patches' or 'self_distillation'.
   objective: Annotated[Objective, OBJECTIVES] = ClassificationObjective()  # noqa: RUF009
   optimizer: OptimizerConfig = OptimizerConfig()  # noqa: RUF009
   schedule: ScheduleConfig = ScheduleConfig()  # noqa: RUF009
@@ -123,7 +127,7 @@ class Config:
   ema: Annotated[float, Between(0, 1 - 1e-9)] = 0.0
   # Course of that decay: 'constant'; 'warmup', the smaller one of `ema` and (1 + step) / (10 + step), as TensorFlow's,
   # so that the average of a short run is not held back by its first parameters; or 'cosine', from `ema` to 1 at the end
-  # of the run, as of a teacher (DINO).
+  # of the run, as of a teacher (DINO, MoCo v3).
   ema_schedule: Literal['constant', 'warmup', 'cosine'] = 'constant'
   # Action at a loss or gradient that is not finite: 'stop', or 'skip' the step.
   nonfinite: Literal['stop', 'skip'] = 'stop'

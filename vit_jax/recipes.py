@@ -20,6 +20,7 @@ from vit_jax.config import (
   ClassificationObjective,
   Config,
   DataConfig,
+  FewShotEvaluatorConfig,
   InitConfig,
   OptimizerConfig,
   ScheduleConfig,
@@ -328,6 +329,13 @@ def variant_of(name: str) -> str:
     return plain[name]
   caseless = {short.lower(): variant for short, variant in reversed(plain.items())}
   return caseless.get(name.lower(), name)
+
+
+def neighbours(every: str, **options: Any) -> FewShotEvaluatorConfig:
+  """The vote of the 20 nearest of all training images, which says what a pre-training has learned."""
+  return FewShotEvaluatorConfig(
+    probe='weighted_knn', grid=(20,), shots=(0,), validation=0, seeds=1, every=every, **options
+  )
 
 
 def cifar10() -> Config:

@@ -60,6 +60,7 @@ def test_exaflops_are_those_of_the_paper(variant, epochs, exaflops, tolerance):
     tiny.options(patch_dropout=0.6, register_tokens=2),
     tiny.mae(),
     tiny.dino(),
+    tiny.moco(pool='token_gap'),
     tiny.mixer(tokens_mlp_dim=20),
     tiny.options(stem_blocks=(), stem_width=32, patch=2),
     tiny.options(stem_blocks=(1, 2, 1), stem_width=32, patch=1),

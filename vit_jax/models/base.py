@@ -341,6 +341,7 @@ MODELS: Registry[ModelConfig] = Registry(
     'vit': 'vit_jax.models.vit_config:ViTConfig',
     'mae': 'vit_jax.models.mae:MaeConfig',
     'dino': 'vit_jax.models.dino:DinoConfig',
+    'moco': 'vit_jax.models.moco:MocoConfig',
     'two_towers': 'vit_jax.models.two_towers:TwoTowersConfig',
     'mixer': 'vit_jax.models.mixer:MixerConfig',
     'resnet': 'vit_jax.models.resnet:ResNetConfig',

@@ -15,10 +15,16 @@ class BatchNorm(nnx.Module):
   sums over all of them. Otherwise by the running statistics.
   """
 
-  def __init__(self, features: int, *, momentum: float, epsilon: float):
-    """`momentum` is the share of the running statistics that a step keeps; PyTorch's is 1 minus this."""
-    self.scale = nnx.Param(jnp.ones(features, jnp.float32))
-    self.bias = nnx.Param(jnp.zeros(features, jnp.float32))
+  def __init__(self, features: int, *, momentum: float, epsilon: float, learns: bool = True):
+    """
+    Args:
+      features: C.
+      momentum: the share of the running statistics that a step keeps; PyTorch's is 1 minus this.
+      epsilon: what is added to variances.
+      learns: whether there are a scale and a bias.
+    """
+    self.scale = nnx.Param(jnp.ones(features, jnp.float32)) if learns else None
+    self.bias = nnx.Param(jnp.zeros(features, jnp.float32)) if learns else None
     self.mean = nnx.BatchStat(jnp.zeros(features, jnp.float32))
     self.var = nnx.BatchStat(jnp.ones(features, jnp.float32))
     self.momentum = momentum
@@ -38,7 +44,9 @@ class BatchNorm(nnx.Module):
       self.mean.set_value(self._moved(mean, batch_mean))
       self.var.set_value(self._moved(var, batch_var * (count / max(count - 1, 1))))
       mean, var = batch_mean, batch_var
-    return _normalise(x, mean, var + self.epsilon, self.scale[...], self.bias[...])
+    scale = jnp.ones_like(mean) if self.scale is None else self.scale[...]
+    bias = jnp.zeros_like(mean) if self.bias is None else self.bias[...]
+    return _normalise(x, mean, var + self.epsilon, scale, bias)
 
   def _moved(self, running: jax.Array, batch: jax.Array) -> jax.Array:
     return self.momentum * running + (1 - self.momentum) * jax.lax.stop_gradient(batch)

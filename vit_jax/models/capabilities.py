@@ -96,6 +96,16 @@ class PrototypeOptions(Protocol):
 
 
 @runtime_checkable
+class ViewOptions(Protocol):
+  """Options of a network that compares views of images (`ComparesViews`), and gives images no logits."""
+
+  @property
+  def predictor(self) -> bool:
+    """Whether there is a predictor behind the projection."""
+    ...
+
+
+@runtime_checkable
 class FlexiblePatches(Protocol):
   """Options of a model that takes patches of several sizes (models/flexible_patches.py)."""
 
@@ -286,6 +296,22 @@ class ScoresPrototypes(Protocol):
     self, tokens: jax.Array, *, of_patches: bool = False, held: jax.typing.ArrayLike = False
   ) -> jax.Array:
     """(…, D) -> float32 (…, K): cosines; where `held`, a bool scalar, is True, prototypes get no gradient."""
+    ...
+
+
+@runtime_checkable
+class ComparesViews(Protocol):
+  """A network that makes of views of images what is compared; its options are `ViewOptions`."""
+
+  def view_features(self, images: jax.Array, *, keys: jax.Array | None = None) -> jax.Array:
+    """(B, D): what the projection reads of images; images and keys are those of `Model.__call__`."""
+    ...
+
+  def projections(self, features: jax.Array, *, predict: bool, train: bool = True) -> jax.Array:
+    """(B, V, D) -> float32 (B, V, P), each of length 1, with `predict` behind the predictor if there is one.
+
+    With `train`, batch norm is by all B V features, and its running statistics are updated in place.
+    """
     ...
 
 

@@ -18,11 +18,17 @@ from vit_jax.foundation.class_matching import By
 from vit_jax.foundation.errors import UserError
 from vit_jax.foundation.registry import Registry
 from vit_jax.models.base import DType, Model, ModelConfig
-from vit_jax.models.capabilities import PrototypeOptions, TextTowerOptions
+from vit_jax.models.capabilities import PrototypeOptions, TextTowerOptions, ViewOptions
 
 Metrics = dict[str, jax.Array]
 # The batch's images, float32 (B, H, W, C), to a frozen model's logits, float32 (B, K).
 Predictor = Callable[[jax.Array], jax.Array]
+# Models without a head for classes: what their options have, their name, and the objective that trains them.
+_HEADLESS = (
+  (TextTowerOptions, 'two_towers', 'contrastive'),
+  (PrototypeOptions, 'dino', 'self_distillation'),
+  (ViewOptions, 'moco', 'contrastive_views'),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,8 +85,6 @@ class Objective(abc.ABC):
   evaluators: ClassVar[tuple[str, ...]] = ()
   # Whether the loss of an example depends on the others of the batch, which parts of it would change.
   compares_examples: ClassVar[bool] = False
-  # Whether the teacher is the model's own moving average (config.ema), which `taught` asks in each step.
-  learns_from_ema: ClassVar[bool] = False
 
   @abc.abstractmethod
   def loss_and_metrics(
@@ -104,6 +108,11 @@ class Objective(abc.ABC):
   @abc.abstractmethod
   def head_size(self, classes: int, data: DataConfig) -> int:
     """Outputs of the head, of which data.num_classes may ask for more than there are classes; UserError for less."""
+
+  @property
+  def learns_from_ema(self) -> bool:
+    """Whether the teacher is the model's own moving average (config.ema), which `taught` asks in each step."""
+    return False
 
   @property
   def counts_classes(self) -> bool:
@@ -164,14 +173,11 @@ class Objective(abc.ABC):
 
   def check_run(self, model: ModelConfig, data: DataConfig) -> None:
     """Raises UserError for a model or data that the objective cannot train."""
-    if isinstance(model, TextTowerOptions):
-      raise UserError(
-        "config.model.name is 'two_towers', which have no head for classes; choose --config.objective.name=contrastive."
-      )
-    if isinstance(model, PrototypeOptions):
-      raise UserError(
-        "config.model.name is 'dino', which has no head for classes; choose --config.objective.name=self_distillation."
-      )
+    for options, name, objective in _HEADLESS:
+      if isinstance(model, options):
+        raise UserError(
+          f'config.model.name is {name!r}, which has no head for classes; choose --config.objective.name={objective}.'
+        )
     if not model.classifies_images:
       raise UserError(
         "config.model.pool is 'none', which gives an image no logits; choose token, gap or map."
@@ -190,11 +196,21 @@ def requested_classes(classes: int, data: DataConfig) -> int:
   return data.num_classes
 
 
+def check_crops(name: str, data: DataConfig) -> None:
+  """Raises UserError, which begins with `name`, for data options that do not go with several crops of an image."""
+  wrong = {'mixup': data.mixup_alpha, 'cutmix': data.cutmix, 'num_classes': data.num_classes}
+  wrong |= {'progressive_resizing': data.progressive_resizing}
+  for option, value in wrong.items():
+    if value:
+      raise UserError(f'{name}, which cannot be with config.data.{option} {value}; leave it out.')
+
+
 OBJECTIVES: Registry[Objective] = Registry(
   'objective',
   {
     'classification': 'vit_jax.objectives.classification:ClassificationObjective',
     'contrastive': 'vit_jax.objectives.contrastive:ContrastiveObjective',
+    'contrastive_views': 'vit_jax.objectives.contrastive_views:ContrastiveViewsObjective',
     'distillation': 'vit_jax.objectives.distillation:DistillationObjective',
     'mae': 'vit_jax.objectives.mae:MaeObjective',
     'masked_patches': 'vit_jax.objectives.masked_patches:MaskedPatchesObjective',

@@ -23,7 +23,7 @@ from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import Model, ModelConfig
 from vit_jax.models.capabilities import PrototypeOptions, ScoresPrototypes
 from vit_jax.objectives import self_distillation_losses as losses
-from vit_jax.objectives.base import Batch, Metrics, Objective
+from vit_jax.objectives.base import Batch, Metrics, Objective, check_crops
 from vit_jax.options import Amount, Between, ImageSize, NotNegative, Positive
 
 _CENTRE_MOMENTUM = 0.9
@@ -70,7 +70,10 @@ class SelfDistillationObjective(Objective):
   title: ClassVar[str] = 'self-distillation'
   evaluators: ClassVar[tuple[str, ...]] = ('fewshot',)
   compares_examples: ClassVar[bool] = True
-  learns_from_ema: ClassVar[bool] = True
+
+  @property
+  def learns_from_ema(self) -> bool:
+    return True
 
   def extra_crops(self, data: DataConfig) -> tuple[ExtraCrops, ...]:
     second = ExtraCrops('second', 1, data.image_size, data.area, self.second_augment)
@@ -202,11 +205,7 @@ class SelfDistillationObjective(Objective):
       raise UserError(f'{name}; it needs a Vision Transformer with prototypes, --config.model.name=dino.')
     if self.local_crops:
       model.grid(self.local_size, 'config.objective.local_size')  # raises where patches do not fit
-    wrong = {'mixup': data.mixup_alpha, 'cutmix': data.cutmix, 'num_classes': data.num_classes}
-    wrong |= {'progressive_resizing': data.progressive_resizing}
-    for option, value in wrong.items():
-      if value:
-        raise UserError(f'{name}, which cannot be with config.data.{option} {value}; leave it out.')
+    check_crops(name, data)
 
 
 def _merged(values: jax.Array) -> jax.Array:

@@ -29,7 +29,7 @@ _MOMENTUM, _MUON_MOMENTUM = 0.9, 0.95
 _NO_MATRICES = re.compile(r'^(patch_embedding|stem|conv_root|head|distillation_head)/|depthwise/')
 # Parameters behind the last block, to which layer_decay leaves the whole rate; others outside of blocks are embeddings.
 _BEHIND_BLOCKS = re.compile(
-  r'((pooled_)?norm|\w+_pool|pre_logits|(distillation_)?head|decoder|(patch_)?projection|text_tower)/|logit_'
+  r'((pooled_)?norm|\w+_pool|pre_logits|(distillation_)?head|decoder|(patch_)?projection|predictor|text_tower)/|logit_'
 )
 
 
