@@ -1,9 +1,11 @@
 """Captions of tars, parquet files and tables, written here by tarfile, pyarrow and csv: what training reads of them."""
 
 import csv
+import dataclasses
 import json
 import pathlib
 
+import jax
 import numpy as np
 import pytest
 import tiny
@@ -12,8 +14,10 @@ from prepared_sets import prepared
 
 from vit_jax import config as c
 from vit_jax.data.config import DataConfig
+from vit_jax.data.pipeline import TrainPipeline
 from vit_jax.data.sources import open_source
 from vit_jax.foundation.errors import UserError
+from vit_jax.parallel import mesh
 from vit_jax.prepare.tables import Columns
 from vit_jax.training.run import open_training
 
@@ -37,7 +41,13 @@ def expected(texts=TEXTS) -> dict[bytes, list[str]]:
 def img2dataset(folder: pathlib.Path, texts, *, split: str = '') -> pathlib.Path:
   """Shards as img2dataset writes them: .jpg, .txt and .json of each sample, and beside each tar what it downloaded."""
   for number, (text,) in enumerate(texts):
-    meta = {'url': 'https://x.org/1.jpg', 'caption': text, 'key': f'{number:09}', 'status': 'success', 'width': 8}
+    meta = {
+      'url': 'https://x.org/1.jpg',
+      'caption': text,
+      'key': f'{number:09}',
+      'status': 'success',
+      'width': 8,
+    }
     shard(folder / f'{split}{number:05}.tar', {'jpg': picture(number), 'txt': text or '', 'json': meta})
     parquet(folder / f'{split}{number:05}.parquet', {name: [value] for name, value in meta.items()})
     (folder / f'{split}{number:05}_stats.json').write_text('{}')
@@ -51,6 +61,7 @@ def test_shards_of_img2dataset_give_each_image_its_caption(tmp_path, caption):
   assert captions(tmp_path / 'set') == expected()
 
 
+@pytest.mark.slow  # the import takes seconds
 def test_webdatasets_own_reader_sees_the_same_samples(tmp_path):
   wds = pytest.importorskip('webdataset')
   img2dataset(tmp_path / 'x', TEXTS)
@@ -142,26 +153,26 @@ def test_one_of_several_captions_is_drawn_by_the_example_alone(tmp_path):
   )
 
   def pipeline():
-    from vit_jax.data.pipeline import TrainPipeline
-    from vit_jax.parallel import mesh
-
     run, source = open_training(config)
-    options = {'batch_size': 8, 'seed': 0, 'sharding': mesh.batch_sharding(run.mesh), 'captions': run.captions()}
+    options = {
+      'batch_size': 8,
+      'seed': 0,
+      'sharding': mesh.batch_sharding(run.mesh),
+      'captions': run.captions(),
+    }
     return TrainPipeline(source, config.data, **options)
 
   first, drawn = pipeline(), {}
-  batches = {step: jax_free(first.batch(step)) for step in range(40)}
+  batches = {step: jax.device_get(first.batch(step)) for step in range(40)}
   for batch in batches.values():
     for image, text in zip(batch['image'], batch['text'], strict=True):
       said = bytes(int(number) - 3 for number in text if number > 2).decode()
       drawn.setdefault(image.tobytes(), set()).add(said)
   assert sorted(map(sorted, drawn.values())) == texts
-  again = jax_free(pipeline().batch(37))
+  again = jax.device_get(pipeline().batch(37))
   for name in ('image', 'text'):
     np.testing.assert_array_equal(again[name], batches[37][name])
-  with pytest.raises(UserError, match=r"prompts has 'a photo of a {}.', and the data has captions and no classes"):
-    open_training(c.dataclasses.replace(config, objective=c.ContrastiveObjective()))[0].captions()
-
-
-def jax_free(batch):
-  return {name: np.asarray(array) for name, array in batch.items()}
+  with pytest.raises(
+    UserError, match=r"prompts has 'a photo of a {}.', and the data has captions and no classes"
+  ):
+    open_training(dataclasses.replace(config, objective=c.ContrastiveObjective()))[0].captions()
