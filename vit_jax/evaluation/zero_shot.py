@@ -77,7 +77,7 @@ class ZeroShotEvaluator(ClassificationEvaluator):
       model=tower,
       graphdef=graphdef,
       num_classes=len(names),
-      class_names=(),  # the data's own
+      class_names=names,
     )
     super().__init__(name, options, source, classifier, records)
 
