@@ -219,14 +219,14 @@ def _print(result: 'Result', destination: str, name: str | None) -> None:
     f'Wrote {destination}: {splits} images, {of}{labels}; {shards}, {result.record_bytes / 2**20:,.1f} MiB.'
   )
   lists = label_options(result.longest if result.multi_label else None, result.weighted)
-  if name:
+  if result.captions:
+    print(f'Train on it: vit_jax train --config=configs/siglip.py:/path/to/clip,tfds:{destination},captions')
+  elif name:
     print(f'Train on it: {training_command(name, sum(result.records.values()), lists)}')
   else:
     source = f'--config.data.source=tfds:{destination}'
     if tuple(result.records) == ('train',):  # recipes evaluate on 'val'
       source += ":train[:90%] --config.evaluators.val.split='train[90%:]'"
-    if result.captions:
-      lists += ''' --config.objective.prompts="('{text}',)"'''
     print(f'Train on it with {source}{lists}')
   if result.classes == 1:
     print(
