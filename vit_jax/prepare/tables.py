@@ -238,6 +238,8 @@ def column(there: Iterable[Any], chosen: str | None, usual: Sequence[str], what:
     if name in names:
       return name
   remedy = f'name the right one with --{what}_column'
+  if what == 'label':
+    remedy += ', or that of captions with --caption_column'
   if any(str(name).lower().endswith(EXTENSIONS) for name in names):  # the first line is of an image
     remedy = 'write the names of its columns above, image,label'
   found = ', '.join(map(str, names)) or 'none'
