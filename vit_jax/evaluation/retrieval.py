@@ -139,7 +139,7 @@ def ranks(queries: np.ndarray, gallery: np.ndarray, pairs: np.ndarray, mesh: jax
     own = np.zeros((len(part), len(gallery)), bool)
     query, item = pairs[(pairs[:, 0] >= first) & (pairs[:, 0] < first + rows)].T
     own[query - first, item] = True
-    result.append(np.asarray(count(part, gallery, _split(own, mesh)))[:rows])
+    result.append(np.asarray(count(part, gallery, own))[:rows])
     first += rows
   return np.concatenate(result)
 
@@ -152,16 +152,13 @@ def _count(queries: jax.Array, gallery: jax.Array, own: jax.Array) -> jax.Array:
 
 def _parts(rows: np.ndarray, mesh: jax.sharding.Mesh) -> Iterator[tuple[jax.Array, int]]:
   """The rows in parts of one size, split over the mesh, each with the number of its rows that are not padding."""
-  shards = mesh_lib.batch_shards(mesh)
+  shards, sharding = mesh_lib.batch_shards(mesh), mesh_lib.batch_sharding(mesh)
   size = math.ceil(min(len(rows), _ROWS) / shards) * shards
   for first in range(0, len(rows), size):
     part = rows[first : first + size]
     padding = [(0, size - len(part))] + [(0, 0)] * (rows.ndim - 1)
-    yield _split(np.pad(part, padding), mesh), len(part)
-
-
-def _split(rows: np.ndarray, mesh: jax.sharding.Mesh) -> jax.Array:
-  return jax.make_array_from_callback(rows.shape, mesh_lib.batch_sharding(mesh), lambda index: rows[index])
+    whole = np.pad(part, padding)
+    yield jax.make_array_from_callback(whole.shape, sharding, whole.__getitem__), len(part)
 
 
 def _text_step(graphdef: nnx.GraphDef, mesh: jax.sharding.Mesh) -> Any:
