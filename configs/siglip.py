@@ -4,10 +4,12 @@ python -m vit_jax.main --config=configs/siglip.py:digits --workdir=runs/digits_a
 python -m vit_jax.main --config=configs/siglip.py:b16 --config.data.source=tfds:mine --workdir=runs/siglip
 python -m vit_jax.main --config=configs/siglip.py:b16,clip --config.data.source=tfds:mine --workdir=runs/clip
 python -m vit_jax.main --config=configs/siglip.py:hf:google/siglip-base-patch16-224,folder:/images --workdir=runs/mine
+python -m vit_jax.main --config=configs/siglip.py:/path/to/clip,tfds:~/data/cc12m/1.0.0,captions --workdir=runs/cc12m
 
-Captions are the names of classes in objective.prompts. `b16` (any size) is SigLIP's from scratch: batches of 32,768,
-images of 224 pixels, a text tower as large as the image tower, texts of 16 tokens of a vocabulary of 32,000,
-b2 = 0.95 (section 4), t' = log 10 and b = -10 (section 3.2). big_vision publishes no config of it: rate, clipping and
+Captions are the names of classes in objective.prompts; with `,captions` they are the images' own, and their recall is
+measured, of the last 1 % of the images where 'train' is the only split. `b16` (any size) is SigLIP's from scratch:
+batches of 32,768, images of 224 pixels, a text tower as large as the image tower, texts of 16 tokens of a vocabulary of
+32,000, b2 = 0.95 (section 4), t' = log 10 and b = -10 (section 3.2). big_vision publishes no config of it: rate, clipping and
 cosine are those of its siglip_lit_coco.py (whose decay is 0.01, and warm-up 3 %), the decay its CapPa's 1e-4, here 1e-4
 / 1e-3, since big_vision's is no share of the rate; its Adafactor is AdamW here. `b16,clip` is CLIP's ViT by its tables
 19 and 20: softmax, 32 epochs of 400 million images, a causal text tower of width 512. A checkpoint with data behind the
@@ -20,8 +22,11 @@ zero-shot accuracy is measured before the first step.
 Target: v3-128
 """
 
+import dataclasses
+
 from vit_jax import config as c
 from vit_jax import recipes
+from vit_jax.data.sources import splits
 from vit_jax.foundation.errors import UserError
 from vit_jax.pretrained import formats
 
@@ -36,7 +41,10 @@ def get_config(argument: str = 'b16'):
   if what == 'digits':
     return c.to_config_dict(digits(how))
   if how and how != 'clip':
-    return c.to_config_dict(finetuning(what, how))
+    data, comma, kind = how.partition(',')
+    if comma and kind != 'captions':
+      raise UserError(f"{kind!r} is not known behind {data}; write 'captions', or nothing.")
+    return c.to_config_dict(finetuning(what, data, captions=bool(comma)))
   return c.to_config_dict((clip if how else siglip)(recipes.variant_of(what)))
 
 
@@ -88,25 +96,36 @@ def clip(variant: str) -> c.Config:
   )
 
 
-def finetuning(checkpoint: str, data: str) -> c.Config:
-  """FLYP's: its rate, decay and epochs, in smaller batches."""
+def finetuning(checkpoint: str, data: str, *, captions: bool) -> c.Config:
+  """FLYP's: its rate, decay and epochs, in smaller batches; by the names of classes, or `captions` of images."""
   whole = formats.read(checkpoint, pretraining=True)
   architecture = whole.architecture
   if not isinstance(architecture.model, c.TwoTowersConfig):
     raise UserError(f'{checkpoint} has no text tower; take a folder of CLIP or SigLIP.')
+  source, split = recipes.source_of(data), 'train'
+  objective = c.ContrastiveObjective(loss=whole.link, tokenizer=checkpoint)
+  if captions:
+    objective = dataclasses.replace(objective, prompts=('{text}',))
+    if set(splits.of(source)) == {'train'}:
+      split, held_out = 'train[:99%]', 'train[99%:]'
+    else:
+      held_out = recipes.held_out(data)
+    evaluator, best = c.RetrievalEvaluatorConfig(split=held_out), 'val/image_to_text_recall_at_1'
+  else:
+    evaluator, best = c.ZeroShotEvaluatorConfig(split=recipes.held_out(data)), 'val/accuracy'
   return c.Config(
     total='10 epochs',
     batch_size=256,
     model=architecture.model,
     init=c.InitConfig(checkpoint=checkpoint),
     data=c.DataConfig(
-      source=recipes.source_of(data), image_size=architecture.image_size, crop='inception', area=(0.9, 1.0)
+      source=source, split=split, image_size=architecture.image_size, crop='inception', area=(0.9, 1.0)
     ),
-    objective=c.ContrastiveObjective(loss=whole.link, tokenizer=checkpoint),
+    objective=objective,
     optimizer=c.OptimizerConfig(weight_decay=0.1, clip_norm=1.0),
     schedule=c.ScheduleConfig(learning_rate=1e-5, warmup='5%', decay='cosine'),
-    evaluators={'val': c.ZeroShotEvaluatorConfig(split=recipes.held_out(data))},
-    checkpoint=c.CheckpointConfig(every='10%', best='val/accuracy', keep=1),
+    evaluators={'val': evaluator},
+    checkpoint=c.CheckpointConfig(every='10%', best=best, keep=1),
   )
 
 

@@ -18,6 +18,7 @@ from vit_jax.data.config import DataConfig, check_resize
 from vit_jax.evaluation.base import EMA_SUFFIX, EVALUATORS, EvaluatorConfig
 from vit_jax.evaluation.classification import ClassificationEvaluatorConfig
 from vit_jax.evaluation.fewshot import FewShotEvaluatorConfig
+from vit_jax.evaluation.retrieval import RetrievalEvaluatorConfig
 from vit_jax.evaluation.zero_shot import ZeroShotEvaluatorConfig
 from vit_jax.foundation import durations
 from vit_jax.foundation.durations import Duration, DurationOrZero
@@ -79,6 +80,7 @@ __all__ = [
   'MocoConfig',
   'OptimizerConfig',
   'ResNetConfig',
+  'RetrievalEvaluatorConfig',
   'ScheduleConfig',
   'SelfDistillationObjective',
   'StopConfig',
@@ -115,7 +117,7 @@ class Config:
   init: InitConfig = InitConfig()  # noqa: RUF009
   adapter: AdapterConfig = AdapterConfig()  # noqa: RUF009
   data: DataConfig = DataConfig()  # noqa: RUF009
-  # Evaluators by name, each of type 'classification', 'fewshot' or 'zero_shot'.
+  # Evaluators by name, each of type 'classification', 'fewshot', 'retrieval' or 'zero_shot'.
   evaluators: Annotated[dict[str, EvaluatorConfig], EVALUATORS] = dataclasses.field(default_factory=dict)
   # Objective, by objective.name: 'classification', 'contrastive', 'contrastive_views', 'distillation', 'mae',
   # 'masked_patches' or 'self_distillation'.

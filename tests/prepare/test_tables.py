@@ -109,7 +109,7 @@ def test_paths_are_relative_to_the_table_absolute_or_addresses(tmp_path):
   (tmp_path / 'b.jpg').write_bytes(PICTURE)
   (tmp_path / 's').mkdir()
   first, second, third = Listing(str(tmp_path / 'x.csv'), tmp_path / 's', '')
-  assert first == SourceImage('b.jpg', str(tmp_path / 'b.jpg'), None, len(PICTURE), 'train', ['1'], [])
+  assert first == SourceImage('b.jpg', str(tmp_path / 'b.jpg'), None, len(PICTURE), 'train', ['1'], [], [])
   assert (second.path, second.size) == ('/c.jpg', None)
   assert (third.name, third.path, third.size) == ('s3://d/e.jpg', 's3://d/e.jpg', None)
 

@@ -7,7 +7,7 @@ evaluator that it opens (`Evaluator`), and adds one line to `EVALUATORS`.
 import abc
 import dataclasses
 import pathlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import jax
@@ -16,6 +16,7 @@ from flax import nnx
 from vit_jax.data.config import DataConfig, EvalCrop, Resize
 from vit_jax.data.on_device import Batch
 from vit_jax.foundation.durations import Duration
+from vit_jax.foundation.errors import UserError
 from vit_jax.foundation.registry import Registry
 from vit_jax.models.base import ModelConfig
 from vit_jax.objectives.base import Objective
@@ -133,10 +134,20 @@ EVALUATORS: Registry[EvaluatorConfig] = Registry(
   {
     'classification': 'vit_jax.evaluation.classification:ClassificationEvaluatorConfig',
     'fewshot': 'vit_jax.evaluation.fewshot:FewShotEvaluatorConfig',
+    'retrieval': 'vit_jax.evaluation.retrieval:RetrievalEvaluatorConfig',
     'zero_shot': 'vit_jax.evaluation.zero_shot:ZeroShotEvaluatorConfig',
   },
   tag='type',
 )
+
+
+def check_classes(names: Sequence[str], name: str, source: str) -> None:
+  """Raises UserError where the data of the evaluator `name` has no classes, given their `names`."""
+  if not names:
+    raise UserError(
+      f'config.evaluators.{name} needs classes, and {source} has captions alone; give it another source, or the type '
+      "'retrieval'."
+    )
 
 
 def one_behind(compute: Callable[[Batch], T], batches: Iterable[Batch]) -> Iterator[T]:

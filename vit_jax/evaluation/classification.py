@@ -15,6 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from vit_jax.data import on_device
 from vit_jax.data.config import DataConfig
 from vit_jax.data.on_device import Batch
+from vit_jax.data.sources.base import Source
 from vit_jax.evaluation import base, classification_metrics, ranking
 from vit_jax.evaluation.base import EvaluationContext, Evaluator, EvaluatorConfig, Limited, MetricKind, Params
 from vit_jax.evaluation.classification_metrics import Examples
@@ -63,9 +64,14 @@ class ClassificationEvaluator(Evaluator):
   """An opened evaluator of type 'classification'."""
 
   def __init__(
-    self, name: str, options: ClassificationEvaluatorConfig, source: str, context: EvaluationContext
+    self,
+    name: str,
+    options: ClassificationEvaluatorConfig,
+    source: str,
+    context: EvaluationContext,
+    records: Source | None = None,
   ):
-    """The arguments are those of `EvaluatorConfig.open`."""
+    """The arguments are those of `EvaluatorConfig.open`; `records`: the source, where it is open already."""
     # Importing TFDS and OpenCV takes seconds, which `import vit_jax.config` need not.
     from vit_jax.data import sources
     from vit_jax.data.pipeline import EvalPipeline
@@ -81,7 +87,9 @@ class ClassificationEvaluator(Evaluator):
       _check_patch(context.model, options.patch, context.data, f'config.evaluators.{name}.patch')
     data, names, trained = context.data, context.class_names or None, context.trained or context.data
     split = sources.evaluated(source, options.split, trained)
-    records = sources.open_source(source, split, data=data, class_names=names)
+    if records is None:
+      records = sources.open_source(source, split, data=data, class_names=names)
+    base.check_classes(records.class_names, name, source)
     if split != options.split:
       self.notes += (f'All images of {source} are counted: the model was trained on {trained.title}.',)
     if names is None:

@@ -18,6 +18,7 @@ from vit_jax.data import sources
 from vit_jax.data.config import DataConfig, EvalCrop, Resize
 from vit_jax.data.sources import subset
 from vit_jax.data.sources.base import ListsOfClassesError
+from vit_jax.evaluation import base
 from vit_jax.evaluation import features as features_lib
 from vit_jax.evaluation.base import EvaluationContext, Evaluator, EvaluatorConfig, Limited, MetricKind, Params
 from vit_jax.evaluation.features import Features
@@ -169,6 +170,7 @@ class FewShotEvaluator(Evaluator):
         f'config.evaluators.{name} is few-shot, which needs images of one class each, and {source} has lists of '
         f'classes; give it another source.'
       ) from error
+    base.check_classes(train.class_names, name, source)
     test = sources.open_source(source, options.split, data=data, class_names=train.class_names)
     self.title = sources.title(source, options.split)
     labels = train.labels()

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from vit_jax.evaluation.base import EvaluationContext, Limited, Params
+from vit_jax.evaluation.base import EvaluationContext, Limited, Params, check_classes
 from vit_jax.evaluation.classification import ClassificationEvaluator, ClassificationEvaluatorConfig
 from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import Architecture
@@ -53,7 +53,9 @@ class ZeroShotEvaluator(ClassificationEvaluator):
         "be 'classification' or 'fewshot'."
       )
     split = sources.evaluated(source, options.split, context.trained or data)
-    names = sources.open_source(source, split, data=data).class_names
+    records = sources.open_source(source, split, data=data)
+    names = records.class_names
+    check_classes(names, name, source)
     prompts = options.prompts or [each for each in texts.prompts if captions.CAPTION not in each]
     if not prompts:
       raise UserError(
@@ -75,9 +77,9 @@ class ZeroShotEvaluator(ClassificationEvaluator):
       model=tower,
       graphdef=graphdef,
       num_classes=len(names),
-      class_names=(),  # the data's own
+      class_names=names,
     )
-    super().__init__(name, options, source, classifier)
+    super().__init__(name, options, source, classifier, records)
 
   def run(
     self,

@@ -79,6 +79,10 @@ class ClassificationObjective(Objective):
     return self.loss
 
   def check_classes(self, names: tuple[str, ...], title: str) -> None:
+    if not names:
+      raise UserError(
+        f'{title} has captions and no classes; choose other data, or two towers (--config=configs/siglip.py).'
+      )
     if len(names) == 1 and self.loss == 'softmax':
       raise UserError(
         f'{title} has one class, {names[0]!r}, of which softmax makes every image a hit; check the path (a '

@@ -35,14 +35,15 @@ class ContrastiveObjective(Objective):
   # Loss of the pairs: 'sigmoid', SigLIP's, or 'softmax', CLIP's. Parts of config.accumulation are batches of their own.
   loss: Literal['sigmoid', 'softmax'] = 'sigmoid'
   # Texts of images, such as ('a photo of a {}.', 'a picture of a {}'), of which one is drawn for each example; {}
-  # stands for the name of its class, {text} for its caption: what NAME.txt has beside NAME.jpg, in a folder.
+  # stands for the name of its class, {text} for its caption, of several one that is drawn: of prepared data, or what
+  # NAME.txt has beside NAME.jpg, in a folder.
   prompts: tuple[str, ...] = ('a photo of a {}.',)
   # Tokenizer of the texts: 'bytes', a token for each byte, numbered as ByT5's; or a folder that has a tokenizer.json,
   # such as that of a CLIP or a SigLIP (also hf:org/name).
   tokenizer: str = 'bytes'
 
   title: ClassVar[str] = 'contrastive learning of images and texts'
-  evaluators: ClassVar[tuple[str, ...]] = ('zero_shot', 'fewshot')
+  evaluators: ClassVar[tuple[str, ...]] = ('zero_shot', 'retrieval', 'fewshot')
   compares_examples: ClassVar[bool] = True
 
   def loss_and_metrics(

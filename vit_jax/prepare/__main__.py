@@ -19,6 +19,7 @@ Examples:
   vit_jax prepare photos.tar ~/data/photos --shortest_side=256 --bad_images=skip
   vit_jax prepare hf:org/name@revision:folder ~/data/photos
   vit_jax prepare train.csv ~/data/photos --image_column=id --label_column=breed
+  vit_jax prepare cc12m/ ~/data/cc12m --caption_column=txt --bad_images=skip
 """
 
 import os
@@ -90,6 +91,12 @@ _WEIGHT_COLUMN = flags.DEFINE_string(
   None,
   'The column or field with a weight from 0 to 1 for each label. By default label_probs or weights.',
 )
+_CAPTION_COLUMN = flags.DEFINE_string(
+  'caption_column',
+  None,
+  'The column of a table or of parquet, or in WebDataset the field of .json files or the ending of files, such as txt, '
+  'with the captions. Labels are then optional: --label_column names theirs.',
+)
 _CLASS_NAMES = flags.DEFINE_string(
   'class_names', None, 'A file with a name a line, for classes that SRC numbers from 0.'
 )
@@ -135,7 +142,7 @@ def main(arguments: Sequence[str]) -> None:
     workers=_WORKERS.value or cpus.usable(),
     runner=_RUNNER.value,
     runner_options=runner_options,
-    columns=Columns(_IMAGE_COLUMN.value, _LABEL_COLUMN.value, _WEIGHT_COLUMN.value),
+    columns=Columns(_IMAGE_COLUMN.value, _LABEL_COLUMN.value, _WEIGHT_COLUMN.value, _CAPTION_COLUMN.value),
     selection=_selection(NAMED_SETS.get(name or '')),
     merge_copies=_DUPLICATES.value == 'merge',
   )
@@ -206,11 +213,15 @@ def _print(result: 'Result', destination: str, name: str | None) -> None:
   labels = ', several labels an image' if result.multi_label else ''
   labels += ' with weights' if result.weighted else ''
   classes, shards = _counted(result.classes, 'class', 'es'), _counted(result.shards, 'file')
+  captions = _counted(result.captions, 'caption')
+  of = ', '.join([classes] * bool(result.classes) + [captions] * bool(result.captions))
   print(
-    f'Wrote {destination}: {splits} images, {classes}{labels}; {shards}, {result.record_bytes / 2**20:,.1f} MiB.'
+    f'Wrote {destination}: {splits} images, {of}{labels}; {shards}, {result.record_bytes / 2**20:,.1f} MiB.'
   )
   lists = label_options(result.longest if result.multi_label else None, result.weighted)
-  if name:
+  if result.captions:
+    print(f'Train on it: vit_jax train --config=configs/siglip.py:/path/to/clip,tfds:{destination},captions')
+  elif name:
     print(f'Train on it: {training_command(name, sum(result.records.values()), lists)}')
   else:
     source = f'--config.data.source=tfds:{destination}'

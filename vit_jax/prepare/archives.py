@@ -145,7 +145,8 @@ def first_data(source: str) -> str:
   """The path or address of the first file of data in a folder, '' without one; a source that is a file itself."""
   if not storage.is_folder(source):
     return source
-  name = next((name for name, _ in storage.list_files(source) if is_data(name)), '')
+  names = (name for name, _ in storage.list_files(source))
+  name = next((name for name in names if is_data(name) and not _is_metadata(source, name)), '')
   return name and storage.join(source, name)
 
 
@@ -157,9 +158,15 @@ def data_files(source: str, ending: str) -> Iterator[tuple[str, str]]:
   for name, _ in storage.list_files(source):
     if name.lower().endswith(ending):
       yield name, storage.join(source, name)
-    elif is_data(name):
+    elif is_data(name) and not _is_metadata(source, name):
       remedy = 'decompress it' if is_compressed(name) else f'give a folder of the {ending} files alone'
       raise UserError(f'{source} holds {name} beside {ending} files; {remedy}.')
+
+
+def _is_metadata(source: str, name: str) -> bool:
+  """Whether a file is img2dataset's NAME.parquet, which says of what is in NAME.tar beside it how it was downloaded."""
+  stem, ending = posixpath.splitext(name)
+  return ending.lower() == '.parquet' and storage.exists(storage.join(source, f'{stem}.tar'))
 
 
 def read(path: str, location: int | str, size: int | None) -> bytes:

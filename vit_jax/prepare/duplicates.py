@@ -1,4 +1,4 @@
-"""Finds images that are there more than once, by their bytes, and merges their labels.
+"""Finds images that are there more than once, by their bytes, and merges their labels and captions.
 
 A digest has 64 bits: among 14 million different images, one pair is alike by chance once in 190,000 sets.
 """
@@ -10,7 +10,7 @@ import hashlib
 import itertools
 import pathlib
 from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,6 +28,7 @@ class Copy(NamedTuple):
   shard: int  # its number in the split
   labels: list[int]  # its classes
   row: int  # its place in the shard, from 0, among all images that the shard's list has
+  captions: Sequence[str] = ()
 
 
 Groups = list[list[Copy]]
@@ -73,7 +74,7 @@ def groups(work: str, shards: Mapping[tuple[str, int], tuple[str, Collection[int
     good = [(row, item) for row, item in enumerate(shard_plan.items(work, split, number)) if row not in bad]
     for place in places:
       row, item = good[place]
-      found[int(own[place])].append(Copy(item.name, split, number, item.labels, row))
+      found[int(own[place])].append(Copy(item.name, split, number, item.labels, row, item.captions))
   return sorted(sorted(group, key=lambda copy: (copy.split, copy.name)) for group in found.values())
 
 
@@ -88,14 +89,17 @@ def write_table(path: str | pathlib.Path, found: Groups, classes: Sequence[str])
 
 
 def save_merges(work: str, found: Groups) -> None:
-  """Writes down that the copies within a split become one record with the labels of all."""
-  merges: dict[tuple[str, int], dict[int, list[int] | None]] = collections.defaultdict(dict)
+  """Writes down that the copies within a split become one record with the labels and captions of all."""
+  merges: dict[tuple[str, int], dict[int, Any]] = collections.defaultdict(dict)
   for group in found:
     for _, same_split in itertools.groupby(group, key=lambda copy: copy.split):
       first, *others = same_split
       if others:
-        union = first.labels + [label for copy in others for label in copy.labels]
-        merges[first.split, first.shard][first.row] = sorted(set(union))
+        copies = (first, *others)
+        merges[first.split, first.shard][first.row] = {
+          'labels': sorted({label for copy in copies for label in copy.labels}),
+          'captions': list(dict.fromkeys(text for copy in copies for text in copy.captions)),
+        }
       for copy in others:
         merges[copy.split, copy.shard][copy.row] = None
   for (split, shard), changes in merges.items():

@@ -70,6 +70,10 @@ class Listing:
     self._ignored, self._num_ignored = '', 0  # the first file that is no image; the number of them
     self._layout, self._archives = Layout(), ClassArchives(source)
     check_exists(source)
+    if not columns.has_labels and (selection.classes or selection.class_names):
+      raise UserError(
+        '--caption_column prepares no classes; leave out --classes and --class_names, or add --label_column.'
+      )
     self._is_table = tables.is_table(source)
     self._has_labels = True  # else they follow from the layout, once all images are known
     self._class_names = selection.class_names
@@ -124,16 +128,18 @@ class Listing:
       self._keeps_numbers = True
       self._class_names = self._class_names or parquet.class_names(source, columns)
       return parquet.list_images(source, work, columns, limit=limit)
-    if not columns.label and pixel_arrays.is_arrays(source):
+    if not columns.label and not columns.caption and pixel_arrays.is_arrays(source):
       self._keeps_numbers = True
       names, images = pixel_arrays.list_images(source, work, limit=limit)
       self._class_names = self._class_names or names or None
       return images
-    if webdataset.is_shards(source):
+    if webdataset.is_shards(source, columns):
       self._keeps_numbers = True
       return webdataset.list_images(source, columns, allow_cut=self._allow_cut, limit=limit)
     if columns != tables.USUAL_COLUMNS:
-      raise UserError(f'{source} is not a table; leave out --image_column and --label_column.')
+      raise UserError(
+        f'{source} is not a table; leave out --image_column, --label_column and --caption_column.'
+      )
     if imagenet2012.is_challenge(source):
       return imagenet2012.list_images(source, allow_cut=self._allow_cut, limit=limit)
     self._has_labels = False

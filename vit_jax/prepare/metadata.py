@@ -18,7 +18,7 @@ import tensorflow_datasets as tfds
 from tensorflow_datasets.core import dataset_info
 from tensorflow_datasets.core.splits import SplitDict
 
-from vit_jax.data.sources.tfds_files import BAD_IMAGES, CHECKSUMS, DUPLICATES, INFO
+from vit_jax.data.sources.tfds_files import BAD_IMAGES, CAPTIONS, CHECKSUMS, DUPLICATES, INFO
 from vit_jax.prepare import duplicates, shards, storage
 from vit_jax.prepare.shard_plan import Plan
 
@@ -95,14 +95,17 @@ def _dataset_info(
 ) -> tfds.core.DatasetInfo:
   """TFDS's description of the data set, ready to be written to a local folder."""
   name, version = name_and_version(destination)
+  what, target = f'of {len(plan.classes)} classes', 'labels' if plan.multi_label else 'label'
+  if not plan.classes:
+    what, target = 'with captions', CAPTIONS
   identity = dataset_info.DatasetIdentity(
     name=name, version=tfds.core.Version(version), data_dir=str(folder), module_name=''
   )
   info = tfds.core.DatasetInfo(
     builder=identity,
-    description=f'Images of {len(plan.classes)} classes, prepared by vit_jax.prepare.',
-    features=shards.features(plan.classes, plan.multi_label, plan.weighted),
-    supervised_keys=('image', 'labels' if plan.multi_label else 'label'),
+    description=f'Images {what}, prepared by vit_jax.prepare.',
+    features=shards.features(plan.classes, plan.multi_label, plan.weighted, plan.captioned),
+    supervised_keys=('image', target),
     metadata=tfds.core.MetadataDict(settings),
   )
   info.set_file_format('array_record')

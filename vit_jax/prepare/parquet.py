@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from vit_jax.foundation.errors import UserError, first_line
 from vit_jax.prepare import archives, sample_labels, storage
+from vit_jax.prepare.captions import captions_of
 from vit_jax.prepare.source_image import SourceImage
 from vit_jax.prepare.tables import Columns, column
 
@@ -21,11 +22,12 @@ _ROWS = 64  # in memory at once, beside the row group
 
 
 class _Chosen(NamedTuple):
-  """The columns of a file: of images, of labels, and of weights if there are any."""
+  """The columns of a file: of images, and of labels, weights and captions if there are any."""
 
   image: str
-  label: str
+  label: str | None
   weight: str | None
+  caption: str | None
 
 
 def is_parquet(source: str) -> bool:
@@ -80,7 +82,9 @@ def _unpack(name: str, place: str, index: str, work: str, columns: Columns, limi
       content, path = _content(fields.pop('image'), where)
       labels, weights = sample_labels.labels_and_weights(fields, columns, where)
       title = '-'.join(filter(None, (f'{row:07}', posixpath.basename(path))))
-      image = SourceImage(f'{stem}/{title}', images, offset, len(content), split, labels, weights)
+      captions = captions_of(fields.get(columns.caption or ''), where)
+      name = f'{stem}/{title}'
+      image = SourceImage(name, images, offset, len(content), split, labels, weights, captions)
       lines.write(json.dumps(image) + '\n')
       copy.write(content)
       offset += len(content)
@@ -121,7 +125,7 @@ def _opened(file: Any, place: str) -> Any:
 
 
 def _columns(schema: Any, columns: Columns, place: str) -> _Chosen:
-  """Chooses the columns of a file; UserError where there is none of images or labels."""
+  """Chooses the columns of a file; UserError where there is none of images, labels or captions that are needed."""
   names = schema.names
   if columns.image is None and 'url' in names and not set(_IMAGES) & set(names):
     raise UserError(
@@ -135,12 +139,16 @@ def _columns(schema: Any, columns: Columns, place: str) -> _Chosen:
       f'{place} has no images in its column {image!r}, which is of type {kind}; name the column of the bytes '
       f'with --image_column.'
     )
-  label = column(names, columns.label, sample_labels.LABELS, 'label', place)
-  weight = sample_labels.weight_column(names, columns, place)
-  for name in (image, label, weight):
+  label = weight = caption = None
+  if columns.has_labels:
+    label = column(names, columns.label, sample_labels.LABELS, 'label', place)
+    weight = sample_labels.weight_column(names, columns, place)
+  if columns.caption:
+    caption = column(names, columns.caption, (), 'caption', place)
+  for name in (image, label, weight, caption):
     if names.count(name) > 1:
       raise UserError(f'{place} has the column {name!r} twice; rename or remove one of them.')
-  return _Chosen(image, label, weight)
+  return _Chosen(image, label, weight, caption)
 
 
 def _content(value: Any, where: str) -> tuple[bytes, str]:

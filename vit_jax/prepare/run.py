@@ -59,6 +59,7 @@ class Result:
   weighted: bool  # whether labels have weights
   copies: int  # the number of images that equal an earlier one
   longest: int  # the most labels that an image has
+  captions: int  # their number
 
 
 def prepare(
@@ -247,6 +248,7 @@ def _jobs(
       multi_label=plan.multi_label,
       shrinking=shrinking,
       weighted=plan.weighted,
+      captioned=plan.captioned,
       merged=(name, shard) in merged,
     )
     for name, split in plan.splits.items()
@@ -315,4 +317,5 @@ def _result(
     weighted=plan.weighted,
     copies=sum(len(group) - 1 for group in copies),
     longest=max(report.longest for report in every),
+    captions=sum(report.captions for report in every),
   )

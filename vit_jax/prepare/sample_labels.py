@@ -25,6 +25,8 @@ def labels_and_weights(
   fields: Mapping[str, Any], columns: Columns, where: str
 ) -> tuple[tuple[str, ...], tuple[float, ...]]:
   """A sample's classes and their weights, or (); UserError where there is no label, or the weights do not fit."""
+  if not columns.has_labels:
+    return (), ()
   key = column(fields, columns.label, LABELS, 'label', where)
   labels = tuple(_class(value, where) for value in _as_list(fields[key]))
   weight_key = weight_column(fields, columns, where)

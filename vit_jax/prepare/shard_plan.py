@@ -16,6 +16,7 @@ import pathlib
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -53,6 +54,7 @@ class Plan:
   classes: list[str]  # label -> name
   multi_label: bool  # whether an image may have several labels, or none
   weighted: bool = False  # whether labels have weights
+  captioned: bool = False  # whether images have captions; there may then be no classes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +67,7 @@ class Item:
   size: int | None
   labels: list[int]
   weights: list[float] = dataclasses.field(default_factory=list)
+  captions: list[str] = dataclasses.field(default_factory=list)
 
 
 def load(work: str) -> Plan | None:
@@ -95,14 +98,14 @@ def make(
     source, work, columns, selection, allow_cut, listed: see `Listing`.
 
   Raises:
-    UserError: the source cannot be listed, or its labels cannot be used.
+    UserError: the source cannot be listed, its labels cannot be used, or images have no captions and not `allow_cut`.
   """
   with tempfile.TemporaryDirectory() as folder:
     scratch = pathlib.Path(folder)
     listing = Listing(
       source, scratch, work, columns=columns, selection=selection, allow_cut=allow_cut, listed=listed
     )
-    census = _Census(listing, source, selection)
+    census = _Census(listing, source, selection, columns.caption, allow_missing=allow_cut)
     plan = census.plan(shard_bytes, lists=lists)
     _write_lists(listing, census.labels, plan, census.boundaries(plan), scratch / 'lists', work)
   storage.write_json(plan_path(work), dataclasses.asdict(plan), work)  # last: with it the plan is complete
@@ -112,17 +115,17 @@ def make(
 def items(work: str, split: str, shard: int, *, merged: bool = False) -> list[Item]:
   """The images of a shard, in the order of its records; several may have the same name.
 
-  With `merged`, the shard's file of merges says which images are left out, and the labels of others.
+  With `merged`, the shard's file of merges says which images are left out, and the labels and captions of others.
   """
   with storage.open_file(_list_path(work, split, shard)) as file:
     found = [Item(*json.loads(line)) for line in file]
   found.sort(key=lambda item: (path_hash(item.name), item.name))
   if not merged:
     return found
-  changes: dict[str, list[int] | None] = storage.read_json(merges_path(work, split, shard))
-  labels = [changes.get(str(row), item.labels) for row, item in enumerate(found)]
+  changes: dict[str, dict[str, Any] | None] = storage.read_json(merges_path(work, split, shard))
+  merged_into = [changes.get(str(row), {}) for row in range(len(found))]
   return [
-    dataclasses.replace(item, labels=own) for item, own in zip(found, labels, strict=True) if own is not None
+    dataclasses.replace(item, **own) for item, own in zip(found, merged_into, strict=True) if own is not None
   ]
 
 
@@ -132,7 +135,7 @@ def plan_path(work: str) -> str:
 
 
 def merges_path(work: str, split: str, shard: int) -> str:
-  """The file of a shard's merges: row of an image in `items` -> its labels, or null if another one has them."""
+  """The file of a shard's merges: row of an image in `items` -> its labels and captions; null: another one has them."""
   return storage.join(work, 'merges', f'{split}-{shard}.json')
 
 
@@ -143,13 +146,25 @@ class _Census:
     labels: what images call a class -> its label.
   """
 
-  def __init__(self, listing: Listing, source: str, selection: Selection):
-    """Raises UserError where the labels of the images cannot be used."""
-    self._source = source
+  def __init__(
+    self,
+    listing: Listing,
+    source: str,
+    selection: Selection,
+    caption: str | None = None,
+    *,
+    allow_missing: bool = False,
+  ):
+    """`caption` is the column of the captions, None: there are none; `allow_missing`: images may lack them.
+
+    Raises UserError where the labels or captions of the images cannot be used.
+    """
+    self._source, self._captioned = source, caption is not None
     self._hashes: dict[str, array.array] = {}  # split -> uint64
     self._bytes: collections.Counter[str] = collections.Counter()
     self._most_labels, self._weighted = 0, False
     self._unlabelled: str | None = None  # the first image without a label
+    without, first_without = 0, ''  # the images without a caption
     classes: dict[str, set[str]] = {}
     for image in listing:
       self._hashes.setdefault(image.split, array.array('Q')).append(path_hash(image.name))
@@ -158,11 +173,19 @@ class _Census:
       self._weighted = self._weighted or bool(image.weights)
       if not image.labels and self._unlabelled is None:
         self._unlabelled = image.name
+      if self._captioned and not image.captions:
+        without, first_without = without + 1, first_without or image.name
       classes.setdefault(image.split, set()).update(image.labels)
     found = set().union(*classes.values())
     own_names, self._classes = listing.ordered_classes(found)
     self.labels = {name: label for label, name in enumerate(own_names)}
     self._check(classes)
+    if without and not allow_missing:
+      raise UserError(
+        f'{without:,} of {sum(map(len, self._hashes.values())):,} images of {source} have no caption {caption!r}, '
+        f'such as {first_without}; correct --caption_column or the captions, or leave these images out with '
+        '--bad_images=skip.'
+      )
     self._check_chosen(found, selection)
 
   def plan(self, shard_bytes: int | None, *, lists: bool) -> Plan:
@@ -175,8 +198,12 @@ class _Census:
       splits[name] = Split(images, min(shards, images))
     if lists and self._weighted:
       raise UserError(f'{self._source} has weights of labels, which are not merged; leave out --duplicates.')
-    multi_label = lists or self._weighted or self._most_labels > 1
-    return Plan(splits, self._classes, multi_label, self._weighted)
+    if lists and self._captioned and self._classes:
+      raise UserError(
+        f'{self._source} has captions and classes, of which --duplicates=merge makes lists; leave out --label_column.'
+      )
+    multi_label = bool(self._classes) and (lists or self._weighted or self._most_labels > 1)
+    return Plan(splits, self._classes, multi_label, self._weighted, self._captioned)
 
   def boundaries(self, plan: Plan) -> dict[str, list[int]]:
     """For each split, the hashes at which its shards begin, without the first shard."""
@@ -188,8 +215,8 @@ class _Census:
     return result
 
   def _check(self, classes: Mapping[str, set[str]]) -> None:
-    if not self._classes:
-      raise UserError(f'{self._source} lists no labelled images; check it.')
+    if not self._classes and not (self._captioned and self._hashes):
+      raise UserError(f'{self._source} lists no {"" if self._captioned else "labelled "}images; check it.')
     if self._unlabelled is not None and self._most_labels == 1:
       raise UserError(f'{self._source} gives {self._unlabelled} no label; fill it in, or remove the line.')
     check_class_names(self._classes, self._source)
@@ -249,7 +276,8 @@ def _line(image: SourceImage, numbers: Mapping[str, int]) -> str:
   if not image.weights:  # else they stay in the order of the source
     pairs.sort()
   labels, weights = [label for label, _ in pairs], [weight for _, weight in pairs]
-  return json.dumps([image.name, image.path, image.location, image.size, labels, weights]) + '\n'
+  item = [image.name, image.path, image.location, image.size, labels, weights, image.captions]
+  return json.dumps(item) + '\n'
 
 
 def _append(lines: Mapping[pathlib.Path, Sequence[str]]) -> None:

@@ -12,7 +12,7 @@ import tensorflow_datasets as tfds
 from array_record.python import array_record_module  # pyright: ignore[reportAttributeAccessIssue]  # C++
 from tensorflow_datasets.core import example_serializer
 
-from vit_jax.data.sources.tfds_files import WEIGHTS
+from vit_jax.data.sources.tfds_files import CAPTIONS, WEIGHTS
 from vit_jax.foundation import files
 from vit_jax.foundation.errors import BadImage
 from vit_jax.prepare import duplicates, images, shard_plan, storage
@@ -33,6 +33,7 @@ class Job:
   multi_label: bool  # whether an image may have several labels, or none
   shrinking: images.Shrinking  # the size that images are shrunk to
   weighted: bool = False  # whether labels have weights
+  captioned: bool = False  # whether images have captions, without which one is bad
   merged: bool = False  # whether copies of an image are merged, by the shard's file of merges
 
   @property
@@ -52,6 +53,7 @@ class Report:
   digests: str = ''  # `duplicates.digest` of each image, in base64
   merged: bool = False  # as of the job
   longest: int = 0  # the most labels that a record has
+  captions: int = 0  # of all records
   # Where those of `bad` stand among the job's images, from 0.
   bad_rows: list[int] = dataclasses.field(default_factory=list)
 
@@ -61,30 +63,33 @@ def write(job: Job) -> Report:
 
   OSError where they cannot be written, UserError where the place that an image is in cannot be reached.
   """
-  serialize = serializer(features(job.num_classes, job.multi_label, job.weighted))
-  records = record_bytes = longest = 0
+  serialize = serializer(features(job.num_classes, job.multi_label, job.weighted, job.captioned))
+  records = record_bytes = longest = captions = 0
   bad, bad_rows, digests = [], [], []
   with storage.atomic_path(job.path, job.work) as path, _disk_full_as_oserror(job.path):
     writer = array_record_module.ArrayRecordWriter(path, _OPTIONS)
     for row, item in enumerate(shard_plan.items(job.work, job.split, job.shard, merged=job.merged)):
       try:
         image = images.load(item, job.shrinking)
+        if job.captioned and not item.captions:
+          raise BadImage(item.name, f'{item.name} has no caption; write one.')
       except BadImage as error:
         bad.append((item.name, _reason(error)))
         bad_rows.append(row)
         continue
-      record = serialize(image, item.labels, item.name, item.weights)
+      record = serialize(image, item.labels, item.name, item.weights, item.captions)
       digests.append(duplicates.digest(image))
       writer.write(record)
       records += 1
       record_bytes += len(record)
       longest = max(longest, len(item.labels))
+      captions += len(item.captions)
     writer.close()
     _verify(path, records)
     with open(path, 'rb') as file:
       digest = hashlib.file_digest(file, 'sha256').hexdigest()
   packed = duplicates.packed(digests)
-  report = Report(records, record_bytes, digest, bad, packed, job.merged, longest, bad_rows)
+  report = Report(records, record_bytes, digest, bad, packed, job.merged, longest, captions, bad_rows)
   storage.write_json(job.report_path, dataclasses.asdict(report), job.work)
   return report
 
@@ -100,17 +105,22 @@ def reports_folder(work: str) -> str:
 
 
 def features(
-  classes: int | list[str], multi_label: bool, weighted: bool = False
+  classes: int | list[str], multi_label: bool, weighted: bool = False, captioned: bool = False
 ) -> tfds.features.FeaturesDict:
   """The features of a record: 'image', 'label' (or 'labels', if an image may have several) and 'file_name'.
 
-  If labels have weights, also 'weights'. `classes` are the names of the classes, or only their number.
+  If labels have weights, also 'weights', and of images with captions 'captions'; where there are no classes, no label.
+  `classes` are the names of the classes, or only their number.
   """
   if isinstance(classes, int):
     label = tfds.features.ClassLabel(num_classes=classes)
   else:
     label = tfds.features.ClassLabel(names=classes)
   labels: dict[str, Any] = {'labels': tfds.features.Sequence(label)} if multi_label else {'label': label}
+  if not classes:
+    labels = {}
+  if captioned:
+    labels[CAPTIONS] = tfds.features.Sequence(tfds.features.Text())
   if weighted:
     labels[WEIGHTS] = tfds.features.Sequence(np.float32)
   image = tfds.features.Image(shape=(None, None, 3))
@@ -118,12 +128,25 @@ def features(
 
 
 def serializer(features: tfds.features.FeaturesDict) -> Callable[..., bytes]:
-  """Makes a function (encoded image, labels, file name, weights) -> tf.train.Example, of the same bytes everywhere."""
+  """Makes a function of an encoded image, labels, file name, weights and captions that gives a tf.train.Example.
+
+  Its bytes are the same everywhere.
+  """
   specs: Any = features.get_serialized_info()
   examples = example_serializer.ExampleSerializer(specs)
 
-  def serialize(image: bytes, labels: list[int], name: str, weights: Sequence[float] = ()) -> bytes:
-    values: dict[str, Any] = {'labels': labels} if 'labels' in features else {'label': labels[0]}
+  def serialize(
+    image: bytes,
+    labels: list[int],
+    name: str,
+    weights: Sequence[float] = (),
+    captions: Sequence[str] = (),
+  ) -> bytes:
+    values: dict[str, Any] = {'labels': labels} if 'labels' in features else {}
+    if 'label' in features:
+      values['label'] = labels[0]
+    if CAPTIONS in features:
+      values[CAPTIONS] = captions
     if WEIGHTS in features:
       values[WEIGHTS] = np.array(weights, np.float32)
     example = {'image': image, **values, 'file_name': name.encode(errors='surrogateescape')}

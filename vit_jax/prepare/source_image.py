@@ -16,3 +16,4 @@ class SourceImage(NamedTuple):
   split: str = ''  # its split; '' before it is known
   labels: Sequence[str] = ()  # the names of its classes
   weights: Sequence[float] = ()  # of each of these classes, from 0 to 1; (): the source has no weights
+  captions: Sequence[str] = ()  # what it shows; (): none were asked for, or it has none

@@ -1,8 +1,8 @@
-"""Tables of images and labels: .csv and .tsv files, and Hugging Face's metadata.csv and metadata.jsonl.
+"""Tables of images and labels or captions: .csv, .tsv and .jsonl, also Hugging Face's metadata.csv and metadata.jsonl.
 
-A table has a column for the image (a path, absolute or relative to the file, or an address), one for the label and
-perhaps one for the split. A label is the name of a class, or several with ';' or '|' between them (in .jsonl a list).
-Metadata lies in a folder, in those of its splits, or in the same below data/.
+A table has a column for the image (a path, absolute or relative to the file, or an address), one for the label or the
+caption, and perhaps one for the split. A label is the name of a class, or several with ';' or '|' between them (in
+.jsonl a list). Metadata lies in a folder, in those of its splits, or in the same below data/.
 """
 
 import collections
@@ -22,11 +22,20 @@ from vit_jax.data.sources.folder_layout import class_name, split_named, splits_a
 from vit_jax.data.sources.folder_listing import EXTENSIONS
 from vit_jax.foundation.errors import UserError
 from vit_jax.prepare import image_addresses, storage
+from vit_jax.prepare.captions import captions_of
 from vit_jax.prepare.source_image import SourceImage
 
 _METADATA = ('metadata.csv', 'metadata.jsonl')
-_TABLES = ('.csv', '.tsv')
-_IMAGE_COLUMNS = ('image', 'file_name', 'filename', 'file', 'path', 'id')  # the first that is there
+_TABLES = ('.csv', '.tsv', '.jsonl')
+_IMAGE_COLUMNS = (
+  'image',
+  'file_name',
+  'filename',
+  'file',
+  'filepath',
+  'path',
+  'id',
+)  # the first that is there
 _LABEL_COLUMNS = ('label', 'labels', 'class', 'category', 'target')
 _DELIMITERS = (',', ';', '\t')
 _LONGEST_LINE = 2**20  # characters
@@ -35,14 +44,20 @@ _WHOLE = re.compile(r'[0-9]+\.0+')
 
 @dataclasses.dataclass(frozen=True)
 class Columns:
-  """Which columns have an image, its label and its labels' weights; None: one of the usual names.
+  """Which columns have an image, its label, its labels' weights and its captions; None: one of the usual names.
 
-  Parquet files and the samples of WebDataset have weights; a .csv has none.
+  Parquet files and the samples of WebDataset have weights; a .csv has none. Captions are read only where named.
   """
 
   image: str | None = None
   label: str | None = None
   weight: str | None = None
+  caption: str | None = None
+
+  @property
+  def has_labels(self) -> bool:
+    """Whether images need labels: of those with captions only where their column is named."""
+    return self.caption is None or self.label is not None
 
 
 USUAL_COLUMNS = Columns()
@@ -108,9 +123,13 @@ def _table_images(
       folder = _image_folder(path, root)
     name = path if storage.is_address(path) else posixpath.join(folder, posixpath.normpath(path))
     name, place = _located(name, root)
-    labels = tuple(_labels(row[column(row, columns.label, _LABEL_COLUMNS, 'label', head)], where))
+    labels, captions = (), ()
+    if columns.has_labels:
+      labels = tuple(_labels(row[column(row, columns.label, _LABEL_COLUMNS, 'label', head)], where))
+    if columns.caption:
+      captions = captions_of(row[column(row, columns.caption, (), 'caption', head)], where)
     split = _split(row, name, where, spelled)
-    yield where, SourceImage(name, place, None, storage.size(place), split, labels)
+    yield where, SourceImage(name, place, None, storage.size(place), split, labels, captions=captions)
 
 
 def _check_inside(path: str, where: str) -> None:
@@ -219,6 +238,8 @@ def column(there: Iterable[Any], chosen: str | None, usual: Sequence[str], what:
     if name in names:
       return name
   remedy = f'name the right one with --{what}_column'
+  if what == 'label':
+    remedy += ', or that of captions with --caption_column'
   if any(str(name).lower().endswith(EXTENSIONS) for name in names):  # the first line is of an image
     remedy = 'write the names of its columns above, image,label'
   found = ', '.join(map(str, names)) or 'none'

@@ -1,7 +1,8 @@
-"""Shards of WebDataset: tars of samples, each an image and files of the same name (`.cls`, `.json`).
+"""Shards of WebDataset: tars of samples, each an image and files of the same name (`.cls`, `.json`, `.txt`).
 
 A sample's name ends at the first dot of the last part of its path. Its class is the content of `.cls`, the
-number or name of one class; without `.cls`, `.json` has it, or a list of classes and perhaps their weights.
+number or name of one class; without `.cls`, `.json` has it, or a list of classes and perhaps their weights. Its
+captions are the content of a file of another ending, such as `.txt`, or a field of `.json`.
 """
 
 import itertools
@@ -14,15 +15,16 @@ from vit_jax.data.sources.folder_listing import EXTENSIONS
 from vit_jax.foundation.errors import UserError
 from vit_jax.prepare import archives, sample_labels
 from vit_jax.prepare.archives import Member
+from vit_jax.prepare.captions import captions_of
 from vit_jax.prepare.source_image import SourceImage
 from vit_jax.prepare.tables import Columns
 
 _LABEL_PARTS = ('cls', 'json')
-_LARGEST_LABEL = 2**20  # bytes of a .cls or .json file
+_LARGEST_TEXT = 2**20  # bytes of a .cls, .json or .txt file
 _LOOKED_AT = 20  # members of the first tar, which tell whether it is a shard
 
 
-def is_shards(source: str) -> bool:
+def is_shards(source: str, columns: Columns) -> bool:
   """Whether a source is a shard, or a folder whose first archive is one."""
   first = archives.first_data(source)
   if not first.lower().endswith('.tar'):
@@ -33,7 +35,7 @@ def is_shards(source: str) -> bool:
     return False
   names = {member.name for member in members if not member.folder}
   images = {_key(name) for name in names if _is_image(name)}
-  return any(_key(name) in images and _part(name) in _LABEL_PARTS for name in names)
+  return any(_key(name) in images and _part(name) in (*_LABEL_PARTS, columns.caption) for name in names)
 
 
 def list_images(
@@ -67,22 +69,31 @@ def _image(place: str, shard: str, members: list[Member], columns: Columns) -> S
       f'{where} is of a sample of {len(images)} images, and it should have one; correct the shard.'
     )
   image = images[0]
-  if 'cls' in parts and columns.label is None:
+  if 'cls' in parts and columns.label in (None, 'cls'):
     fields: dict[str, Any] = {'cls': _text(place, parts['cls'])}
   elif 'json' in parts:
     fields = _json(place, parts['json'])
-  else:
+  elif columns.has_labels:
     raise UserError(
-      f'{place}: {image.name} has no label, neither a .cls nor a .json file; list the images in a .csv file.'
+      f'{place}: {image.name} has no label, neither a .cls nor a .json file; list the images in a .csv file, or '
+      'name the ending of its captions with --caption_column=txt.'
     )
-  labels, weights = sample_labels.labels_and_weights(fields, columns, f'{place}: {image.name}')
-  return SourceImage(f'{shard}/{image.name}', place, image.location, image.size, '', labels, weights)
+  else:
+    fields = {}
+  where, caption = f'{place}: {image.name}', None
+  if columns.caption in parts:
+    caption = _text(place, parts[columns.caption])
+  elif columns.caption and 'json' in parts:
+    caption = _json(place, parts['json']).get(columns.caption)
+  labels, weights = sample_labels.labels_and_weights(fields, columns, where)
+  name, captions = f'{shard}/{image.name}', captions_of(caption, where)
+  return SourceImage(name, place, image.location, image.size, '', labels, weights, captions)
 
 
 def _text(place: str, member: Member) -> str:
   try:
-    if member.size > _LARGEST_LABEL:
-      raise OSError(f'it has {member.size} bytes, too many for a label')
+    if member.size > _LARGEST_TEXT:
+      raise OSError(f'it has {member.size} bytes, too many for a label or a caption')
     return archives.read(place, member.location, member.size).decode('utf-8').strip()
   except (OSError, EOFError, UnicodeDecodeError) as error:
     raise UserError(f'{place}: {member.name} cannot be read ({error}); restore the shard.') from error

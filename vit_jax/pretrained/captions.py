@@ -36,11 +36,18 @@ def tokenizer(name: str, model: TextTowerOptions) -> Tokenize:
 
 
 class Captions:
-  """Makes the text of a record: one of the prompts, with the name of its class or its caption."""
+  """Makes the text of a record: one of the prompts, with the name of its class or one of its captions."""
 
   def __init__(
     self, prompts: Sequence[str], tokenize: Tokenize, model: TextTowerOptions, class_names: Sequence[str]
   ):
+    """Raises UserError for a prompt with the names of classes where there are no classes."""
+    of_classes = [prompt for prompt in prompts if _names_class(prompt)]
+    if of_classes and not class_names:
+      raise UserError(
+        f'config.objective.prompts has {of_classes[0]!r}, and the data has captions and no classes; write '
+        f'--config.objective.prompts="(\'{CAPTION}\',)".'
+      )
     self.length = model.text_length
     self._prompts, self._tokenize, self._names = prompts, tokenize, class_names
     # Of prompts with captions these are not used.
@@ -49,14 +56,27 @@ class Captions:
     )
 
   def of(self, record: Record, rng: np.random.Generator) -> np.ndarray:
-    """int32 (N,): the tokens of one of the prompts; UserError where it needs a caption, and there is none."""
+    """int32 (N,): the tokens of one of the prompts; UserError where it needs a caption or a class that there is not."""
     number = int(rng.integers(len(self._prompts)))
-    if CAPTION not in self._prompts[number]:
-      return self._of_classes[record.label, number]
-    if record.text is None:
+    prompt, label = self._prompts[number], int(record.label)
+    if _names_class(prompt):
+      if label < 0:
+        raise UserError(
+          f'{record.name} has no class for the prompt {prompt!r}; leave that out of config.objective.prompts.'
+        )
+      if CAPTION not in prompt:
+        return self._of_classes[label, number]
+      (prompt,) = prompted([self._names[label]], [prompt])
+    if record.captions is None:
       raise UserError(
-        f'{record.name} has no caption for config.objective.prompts; take a folder with a .txt beside each image, or '
-        "prompts of classes, such as 'a photo of a {}.'."
+        f'{record.name} has no caption for config.objective.prompts; take a folder with a .txt beside each image, data '
+        "prepared with --caption_column, or prompts of classes, such as 'a photo of a {}.'."
       )
-    (prompt,) = prompted([self._names[int(record.label)]], [self._prompts[number]])
-    return self._tokenize([prompt.replace(CAPTION, record.text())])[0]
+    texts = record.captions()
+    text = texts[int(rng.integers(len(texts)))] if len(texts) > 1 else texts[0]
+    return self._tokenize([prompt.replace(CAPTION, text)])[0]
+
+
+def _names_class(prompt: str) -> bool:
+  """Whether a prompt's text depends on the class of an image, and not on its caption alone."""
+  return '{}' in prompt or CAPTION not in prompt

@@ -215,8 +215,10 @@ def devices_text(mesh: jax.sharding.Mesh) -> str:
 def training_data_text(run: Run) -> str:
   """The training data with its size and the first classes."""
   config, names = run.config, run.dataset.class_names
-  shown = ', '.join(names[:10]) + (', …' if len(names) > 10 else '')
-  return f'Training data: {config.data.title}, {run.dataset.examples:,} images, {len(names)} classes: {shown}'
+  shown = f'{len(names)} classes: ' + ', '.join(names[:10]) + (', …' if len(names) > 10 else '')
+  return (
+    f'Training data: {config.data.title}, {run.dataset.examples:,} images, {shown if names else "no classes"}'
+  )
 
 
 def evaluator_lines(evaluators: Mapping[str, Evaluator]) -> list[str]:

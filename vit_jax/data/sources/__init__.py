@@ -53,6 +53,8 @@ def open_training(data: DataConfig, seed: int, class_names: Sequence[str] | None
     parts = [subset.of_classes(part, data.classes) for part in parts]
     if not any(map(len, parts)):
       raise _no_images(data.title)
+  if data.max_per_class is not None and not known:
+    raise UserError(f'{data.title} has no classes; leave config.data.max_per_class out.')
   if data.max_per_class is not None:
     parts = [subset.at_most(part, data.max_per_class, seed) for part in parts]
   return Mixture(parts, [weight for _, weight in data.mixture], class_names) if data.mixture else parts[0]
@@ -200,6 +202,8 @@ def _no_images(where: str) -> UserError:
 
 
 def _unknown_class(name: str, known: Collection[str], where: str) -> UserError:
+  if not known:
+    return UserError(f'{where} has no classes; leave config.data.classes out.')
   near = difflib.get_close_matches(name, known, n=1) or sorted(known)[:1]
   return UserError(
     f'config.data.classes has {name!r}, which is not among the {len(known)} classes of {where}; '

@@ -24,10 +24,12 @@ class Record(NamedTuple):
   """One labelled image."""
 
   image: bytes | np.ndarray  # an encoded file, or uint8 pixels (H, W) or (H, W, C)
-  label: int | np.ndarray  # its class; or its list of classes, int (classes,), which may be empty
+  # Its class, -1 where the data has none; or its list of classes, int (classes,), which may be empty.
+  label: int | np.ndarray
   name: str  # what errors call it: a path, or 'cifar10/train record 17'
   weights: np.ndarray | None = None  # of its list of classes, float32 (classes,); None: each is 1
-  text: Callable[[], str] | None = None  # reads its caption; UserError: it cannot be read. None: it has none
+  # Reads its captions, at least one; UserError: they cannot be read. None: it has none.
+  captions: Callable[[], Sequence[str]] | None = None
 
 
 class Part(NamedTuple):
@@ -43,7 +45,7 @@ class Source(abc.ABC):
   Several threads call `__getitem__` at the same time.
 
   Attributes:
-    class_names: label -> name.
+    class_names: label -> name; (): the images have no classes.
   """
 
   class_names: tuple[str, ...]
@@ -58,7 +60,10 @@ class Source(abc.ABC):
 
   @abc.abstractmethod
   def labels(self) -> np.ndarray:
-    """The labels of all records, int32 (records,); of lists of classes (records, longest list), padded with -1."""
+    """The labels of all records, int32 (records,); of lists of classes (records, longest list), padded with -1.
+
+    Those of images without classes are -1.
+    """
 
   @property
   def parts(self) -> tuple[Part, ...]:
@@ -198,13 +203,13 @@ def label_map(names: Sequence[str], class_names: Sequence[str] | None, where: st
   """Maps the labels of a data set to those of a model (None: the same), by the names of the classes.
 
   Returns:
-    int64 (len(names),): for each of the data set's labels, the model's.
+    int64 (len(names) + 1,): for each of the data set's labels, the model's; of none, -1, it is -1.
 
   Raises:
     UserError: the data set has a class that the model does not know.
   """
   if class_names is None:
-    return np.arange(len(names))
+    return np.append(np.arange(len(names)), -1)
   found = class_matching.by_name(class_names, names)
   missing = [name for name, number in zip(names, found, strict=True) if number == class_matching.NEW]
   if missing:
@@ -212,4 +217,4 @@ def label_map(names: Sequence[str], class_names: Sequence[str] | None, where: st
       f'{where} has {len(missing)} classes that the model does not know, such as {missing[0]!r}; '
       f'use the data set it was trained on, or one with the same class names.'
     )
-  return found
+  return np.append(found, -1)

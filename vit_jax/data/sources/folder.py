@@ -134,8 +134,8 @@ class FolderSource(NamedSource):
       image = foreign_files.read_bytes(path, foreign_files.LARGEST_IMAGE)
     except OSError as error:
       raise UserError(f'{path} cannot be read ({error.strerror}); restore or remove it.') from error
-    caption = functools.partial(_text, f'{os.path.splitext(path)[0]}.txt')
-    return Record(image, int(self._labels[index]), path, text=caption)
+    caption = functools.partial(_caption, f'{os.path.splitext(path)[0]}.txt')
+    return Record(image, int(self._labels[index]), path, captions=caption)
 
   def labels(self) -> np.ndarray:
     return self._labels
@@ -145,10 +145,12 @@ class FolderSource(NamedSource):
     return version_of([self._listing.path(number) for number in self._numbers], self._root)
 
 
-def _text(path: str) -> str:
+def _caption(path: str) -> tuple[str]:
   """The caption in the file beside an image; UserError where it cannot be read."""
   try:
-    return foreign_files.read_text(path).strip()
+    if not (text := foreign_files.read_text(path).strip()):
+      raise OSError('it is empty')
+    return (text,)
   except (OSError, UnicodeDecodeError) as error:
     reason = getattr(error, 'strerror', None) or error
     raise UserError(

@@ -60,7 +60,7 @@ class Mixture(Source):
     mapped = []
     for source, numbers in zip(self._sources, self._label_maps, strict=True):
       labels = source.labels()
-      mapped.append(np.where(labels < 0, -1, numbers[labels]).astype(np.int32))
+      mapped.append(numbers[labels].astype(np.int32))
     if all(labels.ndim == 1 for labels in mapped):
       return np.concatenate(mapped)
     lists = [labels.reshape(len(labels), -1) for labels in mapped]

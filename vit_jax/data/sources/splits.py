@@ -1,6 +1,6 @@
-"""Chooses a split to evaluate on among those that a source has."""
+"""The splits that a source has, and the one of them to evaluate on."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from vit_jax.data import sources
 from vit_jax.data.sources.base import SOURCES
@@ -10,10 +10,15 @@ from vit_jax.foundation.errors import UserError
 HELD_OUT = ('test', 'validation', 'val')
 
 
+def of(spec: str) -> Collection[str]:
+  """The splits that a source has; UserError where it is not there."""
+  kind, place, _ = sources.parse(spec, '')
+  return SOURCES[kind].splits(place)
+
+
 def first_of(wanted: Sequence[str], spec: str) -> str:
   """The first of some splits that a source has; UserError where it has none of them, or is not there."""
-  kind, place, _ = sources.parse(spec, '')
-  splits = SOURCES[kind].splits(place)
+  splits = of(spec)
   for split in wanted:
     if split in splits:
       return split

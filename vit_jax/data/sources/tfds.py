@@ -63,7 +63,7 @@ class TfdsSource(NamedSource):
     _check_format(builder)
     check_split(split, list(builder.info.splits), name)
     self._records = _records(builder, split, name)
-    self.class_names = tuple(class_names or reader.names)
+    self.class_names = tuple(class_names or reader.names) if reader.names else ()
     self._label_map = label_map(reader.names, class_names, name)
     self._reader, self._name, self._folder = reader, f'{name}/{split} record', builder.data_dir
     instructions = builder.info.splits[split].file_instructions
@@ -93,7 +93,7 @@ class TfdsSource(NamedSource):
     return len(self._records)
 
   def __getitem__(self, index: int) -> Record:
-    """Raises UserError for a record that cannot be read or has no label (TFDS's -1)."""
+    """Raises UserError for a record that cannot be read or has no label (TFDS's -1) where others have."""
     record = self._read(index)
     labels, weights = self._label_map[self._own_labels(record, index)], self._reader.weights(record)
     if weights is not None and len(weights) != len(labels):
@@ -107,17 +107,20 @@ class TfdsSource(NamedSource):
       labels if self._reader.lists else int(labels),
       f'{name} ({file})' if file else name,
       weights,
+      self._reader.captions(record),
     )
 
   def labels(self) -> np.ndarray:
     """As `Source.labels`. Reads all records the first time; the result is kept in the user's cache."""
+    if not self._reader.names:
+      return np.full(len(self), -1, np.int32)
     key = f'labels/{self._fingerprint()}'
     arrays = cache.load_arrays(key)
     if arrays is None:
       arrays = {'numbers': self._all_own_labels()}
       cache.save_arrays(key, arrays)
     own = arrays['numbers']
-    return np.where(own < 0, -1, self._label_map[own]).astype(np.int32)
+    return self._label_map[own].astype(np.int32)
 
   def _read(self, index: int) -> dict[str, Any]:
     try:
@@ -136,7 +139,7 @@ class TfdsSource(NamedSource):
   def _own_labels(self, record: dict[str, Any], index: int) -> np.ndarray:
     """int64 () or (classes,): the record's labels as the data set numbers them."""
     labels = np.array(self._reader.label(record), np.int64)
-    if (labels < 0).any():
+    if (labels < 0).any() and self._reader.names:
       raise UserError(f'{self._name} {index} has no label; choose a split with labels.')
     return labels
 

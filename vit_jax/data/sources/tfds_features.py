@@ -1,4 +1,4 @@
-"""Which features of a TFDS record are its image and its class or classes."""
+"""Which features of a TFDS record are its image, its class or classes, and its captions."""
 
 import dataclasses
 import operator
@@ -10,7 +10,7 @@ import tensorflow_datasets as tfds
 
 from vit_jax.data.decode import Picture
 from vit_jax.data.sources.base import ListsOfClassesError
-from vit_jax.data.sources.tfds_files import WEIGHTS
+from vit_jax.data.sources.tfds_files import CAPTIONS, WEIGHTS
 from vit_jax.foundation.errors import UserError
 
 # What TFDS's data sets call the feature that has the name of an image's file.
@@ -32,6 +32,7 @@ class RecordReader:
   file_feature: str | None  # the feature that is the name of the image's file, if there is one
   # The feature that has a weight for each class of a list; None: they have none.
   weight_feature: str | None = None
+  captioned: bool = False  # whether records have captions, as `vit_jax.prepare` writes them
 
   def image(self, record: TfdsRecord) -> bytes | np.ndarray:
     """The encoded image, or, if it has to be scaled, uint8 (H, W, 1)."""
@@ -51,6 +52,11 @@ class RecordReader:
     """float32 (classes,): the weights of a record's list of classes; None: they have none."""
     return None if self.weight_feature is None else np.asarray(record[self.weight_feature], np.float32)
 
+  def captions(self, record: TfdsRecord) -> Callable[[], tuple[str, ...]] | None:
+    """Gives the captions of a record, at least one; None: it has none."""
+    texts = tuple(text.decode(errors='replace') for text in record[CAPTIONS]) if self.captioned else ()
+    return (lambda: texts) if texts else None
+
   def is_empty(self, record: TfdsRecord) -> bool:
     """Whether the record lacks its image or label, as those of a truncated file do."""
     return record[self.image_feature] is None or self.label(record) is None
@@ -65,10 +71,22 @@ def of_features(info: tfds.core.DatasetInfo, *, lists: bool, weights: bool = Fal
     weights: whether the classes of a list may have weights; if the data has none, it reads none.
 
   Raises:
-    UserError: no image or no class among the features, or several of which none has the usual name; or
-      weights that are not asked for.
+    UserError: no image among the features, or neither a class nor captions, or several of which none has the usual
+      name; or weights that are not asked for.
   """
   features, name = features_of(info), info.full_name
+  reader = RecordReader(
+    key='no class',
+    names=(),
+    label=lambda record: -1,
+    lists=False,
+    image_feature=image_feature(features, name),
+    scale=1,
+    file_feature=file_feature(features),
+    captioned=_has_captions(features),
+  )
+  if reader.captioned and not {'label', 'labels'} & set(features):
+    return reader
   key = _label_feature(features, lists, name)
   feature = features[key]
   is_list = isinstance(feature, tfds.features.Sequence)
@@ -77,14 +95,12 @@ def of_features(info: tfds.core.DatasetInfo, *, lists: bool, weights: bool = Fal
     raise UserError(f'The classes of {name} have weights; set config.data.label_weights=True.')
   class_label = feature.feature if isinstance(feature, tfds.features.Sequence) else feature
   assert isinstance(class_label, tfds.features.ClassLabel)
-  return RecordReader(
+  return dataclasses.replace(
+    reader,
     key=key,
     names=tuple(class_label.names),
     label=operator.itemgetter(key),
     lists=is_list,
-    image_feature=image_feature(features, name),
-    scale=1,
-    file_feature=file_feature(features),
     weight_feature=WEIGHTS if has_weights else None,
   )
 
@@ -99,6 +115,11 @@ def features_of(info: tfds.core.DatasetInfo) -> tfds.features.FeaturesDict:
 def file_feature(features: tfds.features.FeaturesDict) -> str | None:
   """The feature that is the name of the image's file, if there is one."""
   return next((key for key in _FILE_NAMES if key in features), None)
+
+
+def _has_captions(features: tfds.features.FeaturesDict) -> bool:
+  captions = dict(features.items()).get(CAPTIONS)
+  return isinstance(captions, tfds.features.Sequence) and isinstance(captions.feature, tfds.features.Text)
 
 
 def image_feature(features: tfds.features.FeaturesDict, name: str) -> str:
