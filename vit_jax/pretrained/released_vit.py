@@ -1,4 +1,4 @@
-"""The Vision Transformer and its hybrids in .npz files: the original project's, and big_vision's (also SigLIP's image tower).
+"""The Vision Transformer and its hybrids in .npz files: the original project's and big_vision's, such as SigLIP's.
 
 Files of big_vision have Linen's names, perhaps with the blocks stacked by a scan. Positions there are of the patches
 alone, learned or none (fixed sines and cosines), and attention pooling has names. They are read only.
