@@ -97,13 +97,10 @@ class ReleasedFormat(Format):
       )
     return Pretrained(architecture, params, _preprocess(architecture), notes=notes)
 
-  def architecture(self, path: pathlib.Path) -> Architecture:
+  def peek(self, path: pathlib.Path, options: ReadOptions) -> tuple[Architecture, Preprocess]:
     with Archive(path) as archive:
-      return _infer(archive, _stored(archive)[0], None)[1]
-
-  def preprocess(self, path: pathlib.Path, options: ReadOptions) -> Preprocess:
-    with Archive(path) as archive:
-      return _preprocess(_infer(archive, _stored(archive)[0], options.image_size)[1])
+      _, architecture = _infer(archive, _stored(archive)[0], options.image_size)
+      return architecture, _preprocess(architecture)
 
   def unfit(self, pretrained: Pretrained) -> str | None:
     model = pretrained.architecture.model

@@ -28,7 +28,7 @@ class TimmBitFormat(TimmFolder):
   first_conv, classifier = 'stem.conv', 'head.fc'
   epsilon = 1e-5
 
-  def described(self, values: JsonObject, shapes: Shapes) -> tuple[ResNetConfig, int]:
+  def model_of(self, values: JsonObject, shapes: Shapes) -> tuple[ResNetConfig, int]:
     if _BIT.fullmatch(values.text('architecture')) is None:
       raise UnknownModelError("of timm's ResNets v2, vit_jax has those of BiT (resnetv2_*_bit)")
     width, channels = shape_of(shapes, 'stem.conv.weight', 4)[:2]

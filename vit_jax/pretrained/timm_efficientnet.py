@@ -59,7 +59,7 @@ class TimmEfficientNetFormat(TimmFolder):
   first_conv, classifier = 'conv_stem', 'classifier'
   known = ('bn_eps',)
 
-  def described(self, values: JsonObject, shapes: Shapes) -> tuple[EfficientNetConfig, int]:
+  def model_of(self, values: JsonObject, shapes: Shapes) -> tuple[EfficientNetConfig, int]:
     name, arguments = values.text('architecture'), values.section('model_args')
     match = _NAME.fullmatch(name)
     if match is None:

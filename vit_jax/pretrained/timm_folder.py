@@ -27,7 +27,7 @@ class TimmFolder(FolderFormat):
   epsilon: ClassVar[float | None] = None  # of timm's norms; None: model_args have a place for it
 
   @abc.abstractmethod
-  def described(self, values: JsonObject, shapes: Shapes) -> tuple[ModelConfig, int]:
+  def model_of(self, values: JsonObject, shapes: Shapes) -> tuple[ModelConfig, int]:
     """Our model and its channels; UserError or UnknownModelError: we have none."""
 
   @abc.abstractmethod
@@ -44,7 +44,7 @@ class TimmFolder(FolderFormat):
   def layout(self, files: TensorFiles, values: JsonObject, options: ReadOptions) -> Layout:
     published, arguments = timm_config.published(values), values.section('model_args')
     timm_config.check(values, *self.known)
-    model, channels = self.described(values, files.shapes)
+    model, channels = self.model_of(values, files.shapes)
     model = with_told(values.path.parent, model, options.told)
     image_size = arguments.sides('img_size', timm_config.image_size(published) or (224, 224))
     num_classes = files.shapes.get(f'{self.classifier}.bias', (0,))[0]

@@ -47,7 +47,7 @@ class TimmMixerFormat(TimmFolder):
   first_conv, classifier = 'stem.proj', 'head'
   epsilon = 1e-6
 
-  def described(self, values: JsonObject, shapes: Shapes) -> tuple[MixerConfig, int]:
+  def model_of(self, values: JsonObject, shapes: Shapes) -> tuple[MixerConfig, int]:
     width, channels, patch, _ = shape_of(shapes, 'stem.proj.weight', 4)
     hidden = shape_of(shapes, 'blocks.0.mlp_channels.fc2.weight', 2)[1]
     gate, linear = (
