@@ -80,7 +80,7 @@ def model(kind: str = 'vit', **options) -> LoadedModel:
 
 def write(loaded: LoadedModel, folder: pathlib.Path, **options) -> export.Exported:
   asked = {'format': 'onnx', 'input': 'images', 'precision': 'float32', 'outputs': ('probabilities',)}
-  writing.write(loaded, writing.Asked(**{**asked, **options}, source='x'), folder)
+  writing.write(loaded, folder, **{**asked, **options}, source='x')
   return export.read(folder)
 
 
