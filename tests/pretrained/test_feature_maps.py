@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 import pytest
-from transformers_peers import images_of, randomise, to_torch, torch, transformers
+from transformers_peers import VISION, images_of, randomise, to_torch, torch, transformers
 
 import vit_jax
 
@@ -45,10 +45,8 @@ def test_maps_are_those_of_timm_without_leading_tokens(name, norm, tmp_path):
 
 
 def test_maps_are_the_hidden_states_of_transformers(tmp_path):
-  sizes = {'hidden_size': 32, 'num_hidden_layers': 3, 'num_attention_heads': 4, 'intermediate_size': 48}
-  peer = randomise(
-    transformers.CLIPVisionModel(transformers.CLIPVisionConfig(**sizes, patch_size=8, image_size=16)), 0
-  )
+  config = transformers.CLIPVisionConfig(**VISION | {'num_hidden_layers': 3})
+  peer = randomise(transformers.CLIPVisionModel(config), 0)
   peer.save_pretrained(tmp_path)
   images = images_of((16, 16))
   with torch.no_grad(), jax.default_matmul_precision('highest'):

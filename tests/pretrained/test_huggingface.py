@@ -11,6 +11,7 @@ from released_files import read, write_folder
 from transformers_peers import (
   PEERS,
   assert_same,
+  load_whole,
   make_images,
   make_ours,
   make_peer,
@@ -28,15 +29,7 @@ from vit_jax import config
 from vit_jax.foundation.errors import UserError
 from vit_jax.pretrained import formats
 
-pytestmark = pytest.mark.slow  # it compares with another framework
-
-
-@pytest.fixture(scope='module', autouse=True)
-def _precision():
-  """The highest precision on both sides, and one thread."""
-  torch.set_num_threads(1)
-  with jax.default_matmul_precision('highest'):
-    yield
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('precise')]  # it compares with another framework
 
 
 @pytest.mark.parametrize('name', PEERS)
@@ -50,7 +43,7 @@ def test_read_and_written_again_it_is_the_same_model_to_the_bit(name, tmp_path, 
   assert pretrained.architecture.model.position_table('position_embedding').resize == expected
   write_folder(pretrained, tmp_path / 'ours')
   capfd.readouterr()
-  again = load_all(tmp_path / 'ours', getattr(transformers, PEERS[name][0]))
+  again = load_whole(getattr(transformers, PEERS[name][0]), tmp_path / 'ours')
   assert '[transformers]' not in capfd.readouterr().err  # what its warnings begin with
   assert_same(pretrained, again)
   theirs, ours = tensors_in(tmp_path / 'theirs'), tensors_in(tmp_path / 'ours')
@@ -159,13 +152,6 @@ def test_class_names_are_read_and_written(tmp_path):
     write_folder(dataclasses.replace(pretrained, class_names=names[:4]), tmp_path / 'no')
 
 
-def load_all(folder, cls=transformers.AutoModelForImageClassification):
-  """The model of transformers, which finds each of its tensors there, and no other."""
-  peer, info = cls.from_pretrained(folder, output_loading_info=True)
-  assert not any(info.values()), info
-  return peer.eval()
-
-
 # Model options -> the kind that is written where none is named.
 OURS = {
   'vit': config.ViTConfig(pool='token', activation='gelu_tanh', position_resize='bicubic'),
@@ -186,7 +172,7 @@ def test_model_is_written_as_the_first_kind_that_fits(kind, tmp_path):
   pretrained = make_pretrained(OURS[kind], class_names=('a', 'b', 'c'))
   notes = write_folder(pretrained, tmp_path)
   assert any('antialias' in note for note in notes)
-  peer = load_all(tmp_path)
+  peer = load_whole(transformers.AutoModelForImageClassification, tmp_path)
   assert peer.config.model_type.startswith(kind.split()[0])
   assert_same(pretrained, peer)
   again = read(tmp_path)
@@ -205,7 +191,7 @@ def test_dinov2_whose_head_reads_the_class_token_is_written_with_zeros_for_the_p
   assert "the kind 'dinov2' is written" in chosen[0] and "not 'vit', since" in chosen[0]
   notes = writer.write(pretrained, tmp_path)
   assert any('the weights of the mean are zeros there' in note for note in notes)
-  peer = load_all(tmp_path)
+  peer = load_whole(transformers.AutoModelForImageClassification, tmp_path)
   assert type(peer).__name__ == ('Dinov2WithRegisters' if registers else 'Dinov2') + 'ForImageClassification'
   assert_same(pretrained, peer)
   images = make_images(pretrained)
@@ -235,7 +221,7 @@ def test_pretraining_head_of_zeros_is_written_as_a_pooler(tmp_path):
   params = pretrained.params | {'head': jax.tree.map(np.zeros_like, pretrained.params['head'])}
   notes = write_folder(dataclasses.replace(pretrained, params=params), tmp_path)
   assert any('all zeros, is left out' in note for note in notes)
-  peer = load_all(tmp_path, transformers.ViTModel)
+  peer = load_whole(transformers.ViTModel, tmp_path)
   images = make_images(pretrained)
   _, _, pooled, _ = run(make_ours(pretrained), images)
   np.testing.assert_allclose(pooled, outputs(peer, images).pooler_output, atol=1e-4)

@@ -7,13 +7,15 @@ import jax
 import numpy as np
 import pytest
 from released_files import read
-from test_towers import CLASSES, VISION, relative, save_tokenizer
+from test_towers import CLASSES, relative, save_tokenizer
 from transformers_peers import (
+  VISION,
   assert_differences_are_said,
   make_images,
   make_ours,
   randomise,
   safetensors_numpy,
+  tensors_in,
   to_torch,
   torch,
   transformers,
@@ -22,14 +24,7 @@ from transformers_peers import (
 import vit_jax
 from vit_jax.pretrained import formats, open_clip
 
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope='module', autouse=True)
-def _precision():
-  torch.set_num_threads(1)
-  with jax.default_matmul_precision('highest'):
-    yield
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('precise')]  # it compares with another framework
 
 
 # transformers' names -> the original's: of a block, and around them.
@@ -61,12 +56,10 @@ OF_PLAIN_DINOV3 = (
 )
 
 
-def original(peer, renames) -> dict[str, np.ndarray]:
-  """The peer's tensors as its project published them: renamed, queries, keys and values one after the other."""
-  with torch.no_grad():
-    tensors = {name: tensor.numpy() for name, tensor in saved(peer).items()}
+def original(folder, renames) -> dict[str, np.ndarray]:
+  """A folder's tensors as its project published them: renamed, queries, keys and values one after the other."""
   parts, found = {}, {}
-  for name, tensor in tensors.items():
+  for name, tensor in tensors_in(folder).items():
     for pattern, other in (*BLOCK, *renames):
       name = re.sub(pattern, other, name)
     match = re.fullmatch(
@@ -80,17 +73,6 @@ def original(peer, renames) -> dict[str, np.ndarray]:
     of.setdefault(1, np.zeros_like(of[0]))  # DINOv3 has no bias of keys
     found[name] = np.concatenate([of[number] for number in range(3)])
   return found
-
-
-def saved(peer) -> dict[str, torch.Tensor]:
-  """What `save_pretrained` writes, in the names of the files."""
-  import tempfile
-
-  with tempfile.TemporaryDirectory() as folder:
-    peer.save_pretrained(folder)
-    from safetensors.torch import load_file
-
-    return {name: tensor.clone() for name, tensor in load_file(f'{folder}/model.safetensors').items()}
 
 
 OPTIONS = {**VISION, 'hidden_size': 128, 'num_attention_heads': 2}  # heads of 64 channels
@@ -141,7 +123,10 @@ def test_lone_file_under_the_names_of_its_project(name, tmp_path):
   cls = getattr(transformers, cls)
   torch.manual_seed(0)
   peer = randomise(cls(cls.config_class(**options)), 0)
-  tensors = original(peer, renames) | {key: np.ones(shape, np.float32) for key, shape in beside.items()}
+  peer.save_pretrained(tmp_path / 'folder')
+  tensors = original(tmp_path / 'folder', renames) | {
+    key: np.ones(shape, np.float32) for key, shape in beside.items()
+  }
   safetensors_numpy.save_file(tensors, tmp_path / 'x.safetensors')
   pretrained = read(tmp_path / 'x.safetensors')
   images = make_images(pretrained)

@@ -26,7 +26,6 @@ from transformers_peers import (
 
 from vit_jax import config
 from vit_jax.foundation.errors import UserError
-from vit_jax.models import position_resize
 from vit_jax.models.base import Architecture
 from vit_jax.pretrained import formats, timm_defaults, timm_derived, timm_export
 from vit_jax.pretrained.base import FORMATS, Pretrained
@@ -36,7 +35,7 @@ timm = pytest.importorskip('timm', reason=REASON, exc_type=ImportError)
 hub = pytest.importorskip('timm.models._hub', reason=REASON)
 data = pytest.importorskip('timm.data', reason=REASON)
 
-pytestmark = pytest.mark.slow  # it compares with another framework
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('precise')]  # it compares with another framework
 
 
 SIZES = {'embed_dim': 32, 'depth': 3, 'num_heads': 4, 'patch_size': 8, 'img_size': 16, 'num_classes': 5}
@@ -59,13 +58,6 @@ PEERS = {
   'every token': {'global_pool': '', 'reg_tokens': 2, 'no_embed_class': True},
   'mean beside registers': {'global_pool': 'avg', 'class_token': False, 'reg_tokens': 2, 'fc_norm': False},
 }
-
-
-@pytest.fixture(scope='module', autouse=True)
-def _precision():
-  torch.set_num_threads(1)
-  with jax.default_matmul_precision('highest'):
-    yield
 
 
 def make_peer(name: str):
@@ -353,17 +345,6 @@ def test_images_are_prepared_as_by_timm(tmp_path):
       prepare = data.create_transform(**data.resolve_model_data_config(peer))
       wanted = prepare(photograph).numpy().transpose(1, 2, 0)
       np.testing.assert_allclose(pretrained.preprocess([photograph])[0], wanted, atol=1e-5)
-
-
-def test_position_resize_is_that_of_timm():
-  from timm.layers import resample_abs_pos_embed
-
-  embedding = np.random.default_rng(0).normal(size=(1, 17, 8)).astype(np.float32)
-  for size in ((6, 6), (3, 5), (2, 9)):
-    wanted = resample_abs_pos_embed(torch.from_numpy(embedding), list(size), [4, 4])
-    patches = position_resize.resize(embedding[0, 1:], (4, 4), size, 'bicubic_antialias')
-    ours = np.concatenate([embedding[0, :1], patches])[None]
-    np.testing.assert_allclose(ours, wanted, atol=1e-5)
 
 
 @pytest.mark.parametrize('layer_scale', [0.1, 0.0])
