@@ -92,7 +92,7 @@ def assert_equals(folder, peer, size: tuple[int, int], block: int | None) -> Non
   ('multipliers', 'image_size'),
   [
     pytest.param(TINY, 40, id='tiny, padded evenly'),
-    pytest.param((1.0, 1.0), 64, id='B0'),
+    pytest.param((1.0, 1.0), 64, id='B0', marks=pytest.mark.nightly),
     pytest.param((1.0, 1.1), 64, id='B1', marks=pytest.mark.nightly),
     pytest.param((1.1, 1.2), 64, id='B2', marks=pytest.mark.nightly),
     pytest.param((1.2, 1.4), 64, id='B3', marks=pytest.mark.nightly),

@@ -86,7 +86,7 @@ def test_each_head_of_a_distilled_deit_is_that_of_transformers(tmp_path):
   np.testing.assert_allclose(of_teachers, theirs.distillation_logits, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize('name', ['vit', 'dinov2', 'registers model'])
+@pytest.mark.parametrize('name', ['vit', 'registers model'])
 def test_shards_give_the_same_as_one_file(name, tmp_path):
   peer = make_peer(name)
   peer.save_pretrained(tmp_path / 'one')
@@ -125,17 +125,17 @@ def test_bfloat16_is_read_into_float32(tmp_path):
   assert_same(pretrained, peer.float())
 
 
-@pytest.mark.parametrize('size', [(24, 24), (8, 16)])
 @pytest.mark.parametrize('name', ['vit tanh', 'deit distilled', 'dinov2', 'registers'])
-def test_position_resize_is_that_of_transformers(name, size, tmp_path):
+def test_position_resize_is_that_of_transformers(name, tmp_path):
   peer = make_peer(name)
   peer.save_pretrained(tmp_path)
   pretrained = read(tmp_path)
-  images = make_images(pretrained, size)
   options = {} if name in ('dinov2', 'registers') else {'interpolate_pos_encoding': True}
-  with torch.no_grad():
-    theirs = peer(to_torch(images), **options).logits
-  np.testing.assert_allclose(make_ours(pretrained)(images), theirs, atol=1e-4, rtol=0)
+  for size in ((24, 24), (8, 16)):
+    images = make_images(pretrained, size)
+    with torch.no_grad():
+      theirs = peer(to_torch(images), **options).logits
+    np.testing.assert_allclose(make_ours(pretrained)(images), theirs, atol=1e-4, rtol=0)
 
 
 def test_class_names_are_read_and_written(tmp_path):
