@@ -67,7 +67,7 @@ def onnx_function(path: pathlib.Path, threads: int | None = None) -> Any:
   providers = [name for name in known if name in onnxruntime.get_available_providers()]
   session = onnxruntime.InferenceSession(str(path), options, providers=providers)
 
-  def run(batch: np.ndarray, names: Sequence[str]) -> list[np.ndarray]:
+  def run(batch: np.ndarray, names: Sequence[str]) -> Sequence[Any]:
     return session.run(list(names), {'images': batch})
 
   return run
