@@ -158,36 +158,13 @@ def test_lone_file_of_torchvision(tmp_path):
   assert pretrained.preprocess.shorter == 37
 
 
-# Image towers of timm's: small sizes of them, and their vision_cfg.
+# Image towers of timm's: their names there, how they pool, and the layer behind.
 TRUNKS = {
-  'siglip': (
-    {'embed_dim': 64, 'num_heads': 2, 'img_size': 32},
-    {
-      'timm_model_name': 'vit_base_patch32_siglip_256',
-      'image_size': 32,
-      'timm_pool': 'map',
-      'timm_proj': 'none',
-    },
-  ),
-  'eva02': (
-    {'embed_dim': 64, 'num_heads': 2, 'img_size': 32},
-    {
-      'timm_model_name': 'eva02_base_patch16_clip_224',
-      'image_size': 32,
-      'timm_pool': 'token',
-      'timm_proj': None,
-    },
-  ),
-  'linear': (
-    {'embed_dim': 64, 'num_heads': 2, 'img_size': 32},
-    {
-      'timm_model_name': 'vit_medium_patch16_gap_256',
-      'image_size': 32,
-      'timm_pool': '',
-      'timm_proj': 'linear',
-    },
-  ),
+  'siglip': ('vit_base_patch32_siglip_256', 'map', 'none'),
+  'eva02': ('eva02_base_patch16_clip_224', 'token', None),
+  'linear': ('vit_medium_patch16_gap_256', '', 'linear'),
 }
+SMALL = {'embed_dim': 64, 'num_heads': 2, 'img_size': 32, 'depth': 2}
 
 
 def open_clip_of(kind: str, folder):
@@ -206,13 +183,13 @@ def open_clip_of(kind: str, folder):
     text |= {'pool_type': 'eos', 'eos_id': 10, 'act_kwargs': {'approximate': 'tanh'}}
   if kind in TRUNKS:
     timm = pytest.importorskip('timm')
-    sizes, vision = TRUNKS[kind]
+    vision = dict(zip(('timm_model_name', 'timm_pool', 'timm_proj'), TRUNKS[kind]), image_size=32)
     if kind == 'siglip':
       text |= {'no_causal_mask': True, 'proj_bias': True, 'pool_type': 'last', 'norm_kwargs': {'eps': 1e-6}}
       options |= {'embed_dim': 64, 'init_logit_bias': -10}
     create = timm.create_model
     with pytest.MonkeyPatch.context() as patch:  # the same model with few blocks
-      patch.setattr(timm, 'create_model', lambda *names, **others: create(*names, **others, depth=2, **sizes))
+      patch.setattr(timm, 'create_model', lambda *names, **others: create(*names, **others, **SMALL))
       peer = model.CustomTextCLIP(**options | {'vision_cfg': vision})
     options |= {'vision_cfg': vision}
   else:
