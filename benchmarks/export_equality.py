@@ -116,7 +116,8 @@ def compared(model: LoadedModel, photos) -> str:
   for kind, given in (('onnx', 'images'), ('stablehlo', 'tensor')):
     with tempfile.TemporaryDirectory() as folder:
       begun = time.process_time()
-      writing.write(model, writing.Asked(kind, given, 'float32', outputs, 'x'), pathlib.Path(folder))
+      asked = {'format': kind, 'input': given, 'precision': 'float32', 'outputs': outputs, 'source': 'x'}
+      writing.write(model, pathlib.Path(folder), **asked)
       seconds = time.process_time() - begun
       written = export.read(folder)
       found = np.concatenate([written([photo]) for photo in photos])

@@ -15,7 +15,7 @@ Published (table 2; ImageNet and 300 million images): EfficientNet-L2 from 85.5 
 
 import functools
 
-from vit_jax.selftrain.labels import Choice
+from vit_jax.selftrain.choosing import Choice
 from vit_jax.study.definition import Study, Unlabelled, Variant, chosen
 
 _EVERY = {'evaluators.test.every': '25%', 'checkpoint.every': '10%'}

@@ -80,7 +80,7 @@ def model(kind: str = 'vit', **options) -> LoadedModel:
 
 def write(loaded: LoadedModel, folder: pathlib.Path, **options) -> export.Exported:
   asked = {'format': 'onnx', 'input': 'images', 'precision': 'float32', 'outputs': ('probabilities',)}
-  writing.write(loaded, writing.Asked(**{**asked, **options}, source='x'), folder)
+  writing.write(loaded, folder, **{**asked, **options}, source='x')
   return export.read(folder)
 
 
@@ -159,15 +159,6 @@ def _kernels(loaded: LoadedModel) -> list[jax.Array]:
 
 
 @pytest.mark.slow
-def test_constants_beyond_the_largest_file_lie_beside_it(tmp_path, monkeypatch):
-  loaded, photos = model(), [photo(0)]
-  monkeypatch.setattr(onnx_graph, '_LARGEST_FILE', 1000)
-  written = write(loaded, tmp_path)
-  assert (tmp_path / 'model.onnx.data').stat().st_size > 10 * 1024
-  np.testing.assert_allclose(written(photos), expected(loaded, photos), atol=1e-6)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
   ('kind', 'half', 'apart'), [('onnx', 'float16', 5e-3), ('stablehlo', 'bfloat16', 2e-2)]
 )
@@ -211,16 +202,23 @@ def test_int8_says_sizes_and_accuracies_of_images_that_did_not_calibrate_it(tmp_
   assert run['MatMulIntegerToFloat'] == 2 * (12 - 8)
 
 
+def saved(photos, folder: pathlib.Path) -> list[pathlib.Path]:
+  files = [folder / f'{number}.png' for number in range(len(photos))]
+  for file, pixels in zip(files, photos, strict=True):
+    Image.fromarray(pixels).save(file)
+  return files
+
+
 @pytest.mark.slow
-def test_int8_of_a_model_with_its_constants_beside_it_is_one_file(tmp_path, monkeypatch):
+def test_constants_beyond_the_largest_file_lie_beside_it_and_int8_of_such_a_model_is_one_file(
+  tmp_path, monkeypatch
+):
   monkeypatch.setattr(onnx_graph, '_LARGEST_FILE', 1000)
-  photos, files = [photo(number) for number in range(8)], []
-  probabilities = write(model(), tmp_path, input='tensor')(photos)
-  assert (tmp_path / 'model.onnx.data').exists()
-  for number, pixels in enumerate(photos):
-    files.append(tmp_path / f'{number}.png')
-    Image.fromarray(pixels).save(files[-1])
-  int8.quantise(tmp_path, files, 'photos')
+  loaded, photos = model(), [photo(number) for number in range(8)]
+  probabilities = write(loaded, tmp_path, input='tensor')(photos)
+  assert (tmp_path / 'model.onnx.data').stat().st_size > 10 * 1024
+  np.testing.assert_allclose(probabilities, expected(loaded, photos), atol=1e-6)
+  int8.quantise(tmp_path, saved(photos, tmp_path), 'photos')
   assert [path.name for path in tmp_path.glob('model.onnx*')] == ['model.onnx']
   assert np.abs(export.read(tmp_path)(photos) - probabilities).mean() <= 0.01
 
@@ -228,14 +226,11 @@ def test_int8_of_a_model_with_its_constants_beside_it_is_one_file(tmp_path, monk
 @pytest.mark.slow
 @pytest.mark.parametrize('kind', ['resnet', 'hybrid'])
 def test_int8_of_convolutions_is_of_their_kernels_alone(kind, tmp_path):
-  loaded, photos, files = model(kind), [photo(number) for number in range(8)], []
+  loaded, photos = model(kind), [photo(number) for number in range(8)]
   (tmp_path / 'out').mkdir()
   wanted = write(loaded, tmp_path / 'out', input='tensor')(photos)
-  for number, pixels in enumerate(photos):
-    files.append(tmp_path / f'{number}.png')
-    Image.fromarray(pixels).save(files[-1])
   convolutions = operations(tmp_path / 'out')['Conv']
-  int8.quantise(tmp_path / 'out', files, 'photos')
+  int8.quantise(tmp_path / 'out', saved(photos, tmp_path), 'photos')
   assert np.abs(export.read(tmp_path / 'out')(photos) - wanted).mean() <= 0.02
   found = operations(tmp_path / 'out')
   # The first convolution stays; each other has a kernel of bytes, and each product such a kernel and such an input.

@@ -1,9 +1,12 @@
-"""Lets timm and transformers import PyPI's torchvision also beside a PyTorch without CUDA.
+"""How precise comparisons are; and lets timm and transformers import PyPI's torchvision beside a PyTorch without CUDA.
 
 Its compiled operators cannot be loaded there, and it describes two of them all the same. Its transforms need none.
 """
 
 import pathlib
+
+import jax
+import pytest
 
 try:
   import torch
@@ -26,3 +29,11 @@ def _declare_operators():
 
 
 _operators = _declare_operators()
+
+
+@pytest.fixture(scope='module')
+def precise():
+  """The highest precision on both sides, and one thread."""
+  torch.set_num_threads(1)
+  with jax.default_matmul_precision('highest'):
+    yield

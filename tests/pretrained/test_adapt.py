@@ -202,17 +202,6 @@ def test_patch_embedding_is_resized_by_the_pseudo_inverse(size):
     np.testing.assert_allclose(embedded, np.einsum('po,po->o', patch, kernel.reshape(64, 15)), atol=1e-4)
 
 
-@pytest.mark.slow
-def test_patch_embedding_is_resized_as_by_timm():
-  torch = pytest.importorskip('torch')
-  timm = pytest.importorskip('timm.layers.patch_embed', exc_type=ImportError)
-  kernel = np.random.default_rng(0).standard_normal((14, 14, 3, 5)).astype(np.float32)
-  theirs = timm.resample_patch_embed(
-    torch.tensor(kernel.transpose(3, 2, 0, 1)), [16, 16], 'bilinear', antialias=False
-  )
-  np.testing.assert_allclose(_with_patches(kernel, 16), theirs.numpy().transpose(2, 3, 1, 0), atol=1e-5)
-
-
 def test_a_model_is_loaded_with_other_patches(golden):
   """The grid of positions follows."""
   file = path(golden, 'c_vit_token_rep32')

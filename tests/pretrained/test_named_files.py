@@ -7,13 +7,15 @@ import jax
 import numpy as np
 import pytest
 from released_files import read
-from test_towers import CLASSES, VISION, relative, save_tokenizer
+from test_towers import CLASSES, relative, save_tokenizer
 from transformers_peers import (
+  VISION,
   assert_differences_are_said,
   make_images,
   make_ours,
   randomise,
   safetensors_numpy,
+  tensors_in,
   to_torch,
   torch,
   transformers,
@@ -22,14 +24,7 @@ from transformers_peers import (
 import vit_jax
 from vit_jax.pretrained import formats, open_clip
 
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope='module', autouse=True)
-def _precision():
-  torch.set_num_threads(1)
-  with jax.default_matmul_precision('highest'):
-    yield
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('precise')]  # it compares with another framework
 
 
 # transformers' names -> the original's: of a block, and around them.
@@ -61,12 +56,10 @@ OF_PLAIN_DINOV3 = (
 )
 
 
-def original(peer, renames) -> dict[str, np.ndarray]:
-  """The peer's tensors as its project published them: renamed, queries, keys and values one after the other."""
-  with torch.no_grad():
-    tensors = {name: tensor.numpy() for name, tensor in saved(peer).items()}
+def original(folder, renames) -> dict[str, np.ndarray]:
+  """A folder's tensors as its project published them: renamed, queries, keys and values one after the other."""
   parts, found = {}, {}
-  for name, tensor in tensors.items():
+  for name, tensor in tensors_in(folder).items():
     for pattern, other in (*BLOCK, *renames):
       name = re.sub(pattern, other, name)
     match = re.fullmatch(
@@ -80,17 +73,6 @@ def original(peer, renames) -> dict[str, np.ndarray]:
     of.setdefault(1, np.zeros_like(of[0]))  # DINOv3 has no bias of keys
     found[name] = np.concatenate([of[number] for number in range(3)])
   return found
-
-
-def saved(peer) -> dict[str, torch.Tensor]:
-  """What `save_pretrained` writes, in the names of the files."""
-  import tempfile
-
-  with tempfile.TemporaryDirectory() as folder:
-    peer.save_pretrained(folder)
-    from safetensors.torch import load_file
-
-    return {name: tensor.clone() for name, tensor in load_file(f'{folder}/model.safetensors').items()}
 
 
 OPTIONS = {**VISION, 'hidden_size': 128, 'num_attention_heads': 2}  # heads of 64 channels
@@ -141,7 +123,10 @@ def test_lone_file_under_the_names_of_its_project(name, tmp_path):
   cls = getattr(transformers, cls)
   torch.manual_seed(0)
   peer = randomise(cls(cls.config_class(**options)), 0)
-  tensors = original(peer, renames) | {key: np.ones(shape, np.float32) for key, shape in beside.items()}
+  peer.save_pretrained(tmp_path / 'folder')
+  tensors = original(tmp_path / 'folder', renames) | {
+    key: np.ones(shape, np.float32) for key, shape in beside.items()
+  }
   safetensors_numpy.save_file(tensors, tmp_path / 'x.safetensors')
   pretrained = read(tmp_path / 'x.safetensors')
   images = make_images(pretrained)
@@ -173,36 +158,13 @@ def test_lone_file_of_torchvision(tmp_path):
   assert pretrained.preprocess.shorter == 37
 
 
-# Image towers of timm's: small sizes of them, and their vision_cfg.
+# Image towers of timm's: their names there, how they pool, and the layer behind.
 TRUNKS = {
-  'siglip': (
-    {'embed_dim': 64, 'num_heads': 2, 'img_size': 32},
-    {
-      'timm_model_name': 'vit_base_patch32_siglip_256',
-      'image_size': 32,
-      'timm_pool': 'map',
-      'timm_proj': 'none',
-    },
-  ),
-  'eva02': (
-    {'embed_dim': 64, 'num_heads': 2, 'img_size': 32},
-    {
-      'timm_model_name': 'eva02_base_patch16_clip_224',
-      'image_size': 32,
-      'timm_pool': 'token',
-      'timm_proj': None,
-    },
-  ),
-  'linear': (
-    {'embed_dim': 64, 'num_heads': 2, 'img_size': 32},
-    {
-      'timm_model_name': 'vit_medium_patch16_gap_256',
-      'image_size': 32,
-      'timm_pool': '',
-      'timm_proj': 'linear',
-    },
-  ),
+  'siglip': ('vit_base_patch32_siglip_256', 'map', 'none'),
+  'eva02': ('eva02_base_patch16_clip_224', 'token', None),
+  'linear': ('vit_medium_patch16_gap_256', '', 'linear'),
 }
+SMALL = {'embed_dim': 64, 'num_heads': 2, 'img_size': 32, 'depth': 2}
 
 
 def open_clip_of(kind: str, folder):
@@ -221,13 +183,13 @@ def open_clip_of(kind: str, folder):
     text |= {'pool_type': 'eos', 'eos_id': 10, 'act_kwargs': {'approximate': 'tanh'}}
   if kind in TRUNKS:
     timm = pytest.importorskip('timm')
-    sizes, vision = TRUNKS[kind]
+    vision = dict(zip(('timm_model_name', 'timm_pool', 'timm_proj'), TRUNKS[kind]), image_size=32)
     if kind == 'siglip':
       text |= {'no_causal_mask': True, 'proj_bias': True, 'pool_type': 'last', 'norm_kwargs': {'eps': 1e-6}}
       options |= {'embed_dim': 64, 'init_logit_bias': -10}
     create = timm.create_model
     with pytest.MonkeyPatch.context() as patch:  # the same model with few blocks
-      patch.setattr(timm, 'create_model', lambda *names, **others: create(*names, **others, depth=2, **sizes))
+      patch.setattr(timm, 'create_model', lambda *names, **others: create(*names, **others, **SMALL))
       peer = model.CustomTextCLIP(**options | {'vision_cfg': vision})
     options |= {'vision_cfg': vision}
   else:

@@ -58,6 +58,10 @@ TRANSFORMERS = {
   ),
   'beit': ('Beit', {}),
   'dinov3': ('DINOv3ViT', {}),
+  'efficientnet defaults': ('EfficientNet', {}),
+  'efficientnet once': ('EfficientNet', {'include_top': False}),
+  'efficientnet raw': ('EfficientNet', {'do_normalize': False}),
+  'efficientnet range': ('EfficientNet', {'rescale_offset': True, 'rescale_factor': 1 / 127.5}),
   'efficientnet': ('EfficientNet', {'do_center_crop': True, 'rescale_offset': True, 'resample': 0}),
 }
 

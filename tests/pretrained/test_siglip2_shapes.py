@@ -3,16 +3,14 @@
 import numpy as np
 import pytest
 from PIL import Image
-from transformers_peers import randomise, torch, transformers
+from transformers_peers import TEXT, VISION, randomise, torch, transformers
 
 import vit_jax
 from vit_jax.foundation.naflex import Patches
 
 pytestmark = pytest.mark.slow  # it compares with another framework
 
-SIZES = {'hidden_size': 32, 'num_hidden_layers': 2, 'num_attention_heads': 4, 'intermediate_size': 48}
-VISION = {**SIZES, 'patch_size': 8, 'num_patches': 25}
-TEXT = {**SIZES, 'vocab_size': 20, 'max_position_embeddings': 8}
+SIZES = {name: size for name, size in VISION.items() if name != 'image_size'} | {'num_patches': 25}
 MOST = 40  # patches
 
 
@@ -29,7 +27,7 @@ def processor():
 
 
 def test_photographs_of_any_shape_give_what_transformers_gives(tmp_path):
-  peer = randomise(transformers.Siglip2VisionModel(transformers.Siglip2VisionConfig(**VISION)), 0)
+  peer = randomise(transformers.Siglip2VisionModel(transformers.Siglip2VisionConfig(**SIZES)), 0)
   peer.save_pretrained(tmp_path)
   processor().save_pretrained(tmp_path)
   theirs, model = processor()(images=photographs(), return_tensors='pt'), vit_jax.load(tmp_path)
@@ -55,7 +53,7 @@ def test_photographs_of_any_shape_give_what_transformers_gives(tmp_path):
 
 
 def test_a_classifier_averages_patches_without_padding(tmp_path):
-  config = transformers.Siglip2Config(text_config=TEXT, vision_config=VISION, num_labels=3)
+  config = transformers.Siglip2Config(text_config=TEXT, vision_config=SIZES, num_labels=3)
   peer = randomise(transformers.Siglip2ForImageClassification(config), 0)
   peer.save_pretrained(tmp_path)
   processor().save_pretrained(tmp_path)

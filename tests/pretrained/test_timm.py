@@ -26,7 +26,6 @@ from transformers_peers import (
 
 from vit_jax import config
 from vit_jax.foundation.errors import UserError
-from vit_jax.models import position_resize
 from vit_jax.models.base import Architecture
 from vit_jax.pretrained import formats, timm_defaults, timm_derived, timm_export
 from vit_jax.pretrained.base import FORMATS, Pretrained
@@ -36,7 +35,7 @@ timm = pytest.importorskip('timm', reason=REASON, exc_type=ImportError)
 hub = pytest.importorskip('timm.models._hub', reason=REASON)
 data = pytest.importorskip('timm.data', reason=REASON)
 
-pytestmark = pytest.mark.slow  # it compares with another framework
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('precise')]  # it compares with another framework
 
 
 SIZES = {'embed_dim': 32, 'depth': 3, 'num_heads': 4, 'patch_size': 8, 'img_size': 16, 'num_classes': 5}
@@ -59,13 +58,6 @@ PEERS = {
   'every token': {'global_pool': '', 'reg_tokens': 2, 'no_embed_class': True},
   'mean beside registers': {'global_pool': 'avg', 'class_token': False, 'reg_tokens': 2, 'fc_norm': False},
 }
-
-
-@pytest.fixture(scope='module', autouse=True)
-def _precision():
-  torch.set_num_threads(1)
-  with jax.default_matmul_precision('highest'):
-    yield
 
 
 def make_peer(name: str):
@@ -243,7 +235,8 @@ def make_of_family(name: str):
     del sizes['img_size']
   peer = randomise(timm.create_model(architecture, **sizes), seed=0)
   size = sizes.get('img_size', 16)
-  peer.pretrained_cfg['input_size'] = (3, size, size)
+  peer.pretrained_cfg |= {'input_size': (3, size, size), 'mean': (0.1, 0.2, 0.3)}
+  peer.pretrained_cfg |= {'crop_pct': 0.95, 'interpolation': 'bilinear'}
   return peer
 
 
@@ -263,12 +256,19 @@ def logits_of(peer, images: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize('name', FAMILIES)
 def test_a_model_of_another_family_has_timms_logits_and_is_written_for_timm(name, tmp_path):
+  """And its file alone is the same model, or says what differs."""
   peer = make_of_family(name)
   save_with_heads(peer, tmp_path / 'theirs', name)
   pretrained = read(tmp_path / 'theirs')
   images = make_images(pretrained)
   ours, theirs = make_ours(pretrained)(images), logits_of(peer, images)
   np.testing.assert_allclose(ours, theirs, atol=1e-4, rtol=1e-4)
+  (tmp_path / 'theirs/config.json').unlink()
+  lone = read(tmp_path / 'theirs/model.safetensors', heads=4)
+  assert_differences_are_said(pretrained, lone)
+  same = [(x.architecture.model.position, x.architecture.image_size) for x in (pretrained, lone)]
+  if same[0] == same[1]:  # otherwise channels are in another order, or offsets others
+    jax.tree.map(np.testing.assert_array_equal, lone.params, pretrained.params)
   writer = FORMATS['timm']()
   if name in NOT_WRITTEN:
     assert NOT_WRITTEN[name] in writer.unfit(pretrained)
@@ -278,20 +278,6 @@ def test_a_model_of_another_family_has_timms_logits_and_is_written_for_timm(name
   np.testing.assert_allclose(logits_of(again, images), theirs, atol=1e-6, rtol=1e-6)
   once_more = read(tmp_path / 'ours')
   np.testing.assert_allclose(make_ours(once_more)(images), ours, atol=1e-6, rtol=1e-6)
-
-
-@pytest.mark.parametrize('name', FAMILIES)
-def test_a_lone_file_is_the_folders_model_or_says_what_differs(name, tmp_path):
-  peer = make_of_family(name)
-  peer.pretrained_cfg |= {'mean': (0.1, 0.2, 0.3), 'crop_pct': 0.95, 'interpolation': 'bilinear'}
-  save_with_heads(peer, tmp_path / 'theirs', name)
-  whole = read(tmp_path / 'theirs')
-  (tmp_path / 'theirs' / 'config.json').unlink()
-  lone = read(tmp_path / 'theirs' / 'model.safetensors', heads=4)
-  assert_differences_are_said(whole, lone)
-  same = [(x.architecture.model.position, x.architecture.image_size) for x in (whole, lone)]
-  if same[0] == same[1]:  # otherwise channels are in another order, or offsets others
-    jax.tree.map(np.testing.assert_array_equal, lone.params, whole.params)
 
 
 @pytest.mark.parametrize('name', ['mixer_s32_224', 'resnetv2_50x1_bit', 'tf_efficientnet_b0'])
@@ -355,17 +341,6 @@ def test_images_are_prepared_as_by_timm(tmp_path):
       np.testing.assert_allclose(pretrained.preprocess([photograph])[0], wanted, atol=1e-5)
 
 
-def test_position_resize_is_that_of_timm():
-  from timm.layers import resample_abs_pos_embed
-
-  embedding = np.random.default_rng(0).normal(size=(1, 17, 8)).astype(np.float32)
-  for size in ((6, 6), (3, 5), (2, 9)):
-    wanted = resample_abs_pos_embed(torch.from_numpy(embedding), list(size), [4, 4])
-    patches = position_resize.resize(embedding[0, 1:], (4, 4), size, 'bicubic_antialias')
-    ours = np.concatenate([embedding[0, :1], patches])[None]
-    np.testing.assert_allclose(ours, wanted, atol=1e-5)
-
-
 @pytest.mark.parametrize('layer_scale', [0.1, 0.0])
 def test_model_that_only_timm_has_is_written_for_timm(tmp_path, layer_scale):
   """LayerScale, whatever it began with, below a head that reads the mean."""
@@ -408,11 +383,13 @@ def test_sizes_of_the_written_names_are_timms():
     names = {f'vit_{word}_patch{patch}_224': patch for patch in plain}
     names |= {f'vit_{word}_patch{patch}{reg}_dinov2': patch for patch in dinov2 for reg in ('', '_reg4')}
     for name, patch in names.items():
+      first = name == next(iter(names))  # of the other names the blocks are not counted
       with torch.device('meta'):
-        peer = timm.create_model(name)
+        peer = timm.create_model(name, **{} if first else {'depth': 1})
       block = peer.blocks[0]
-      sizes = (peer.embed_dim, block.mlp.fc1.out_features, len(peer.blocks), block.attn.num_heads)
-      assert sizes == (width, mlp_dim, depth, heads) and peer.patch_embed.patch_size == (patch, patch), name
+      sizes = (peer.embed_dim, block.mlp.fc1.out_features, block.attn.num_heads)
+      assert sizes == (width, mlp_dim, heads) and peer.patch_embed.patch_size == (patch, patch), name
+      assert len(peer.blocks) == (depth if first else 1)
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,12 @@ safetensors_numpy = pytest.importorskip('safetensors.numpy', reason=REASON)
 
 SIZES = {'hidden_size': 32, 'num_hidden_layers': 3, 'num_attention_heads': 4, 'patch_size': 8}
 MLP = {'intermediate_size': 48}
+# A tower of images and one of texts, of two blocks.
+VISION = {**SIZES, **MLP, 'num_hidden_layers': 2, 'image_size': 16}
+TEXT = {name: size for name, size in VISION.items() if name not in ('patch_size', 'image_size')} | {
+  'vocab_size': 20,
+  'max_position_embeddings': 8,
+}
 PEERS = {
   'vit': ('ViTForImageClassification', {**MLP, 'image_size': [16, 32], 'num_labels': 5}),
   'vit tanh': (
@@ -125,6 +131,13 @@ def assert_differences_are_said(whole: Pretrained, lone: Pretrained) -> None:
     if not told and getattr(model, field.name) != getattr(other, field.name):
       assert f'{field.name} {getattr(other, field.name)!r}' in said
   assert whole.preprocess == lone.preprocess or str(lone.preprocess) in said
+
+
+def load_whole(cls, folder: pathlib.Path):
+  """The model of transformers, which finds each of its tensors there, and no other."""
+  peer, info = cls.from_pretrained(folder, output_loading_info=True)
+  assert not any(info.values()), info
+  return peer.eval()
 
 
 def tensors_in(folder: pathlib.Path) -> dict[str, np.ndarray]:

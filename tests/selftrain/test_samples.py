@@ -15,12 +15,13 @@ from vit_jax.foundation.errors import UserError
 from vit_jax.prepare import run
 from vit_jax.prepare.images import Shrinking
 from vit_jax.selftrain import samples
-from vit_jax.selftrain.choosing import Predictions
+from vit_jax.selftrain.choosing import Choice, Predictions
 from vit_jax.selftrain.unlabelled import opened
 
 pytestmark = pytest.mark.usefixtures('in_this_process')
 
 AS_THEY_ARE = ('jpg', 'png', 'gif', 'bmp', 'webp', 'tiff', 'mpo')  # the bytes of the file become the record
+CHOICE = Choice(top=1)
 DECODED = ('ppm', 'pgm', 'tga', 'jp2', 'avif', 'ico', 'pcx', 'sgi', 'dds', 'dib', 'qoi')
 
 
@@ -38,8 +39,7 @@ def labelled(source, workdir):
   """Writes the data set of all images of a source, with the classes 0, 1, 0, 1 …; its records by their image."""
   classes = (np.arange(len(source), dtype=np.int32) % 2)[:, None]
   predictions = Predictions(classes, np.ones((len(source), 1), np.float32))
-  numbers = np.arange(len(source))
-  samples.prepare(source, predictions, numbers, 1, ('a', 'b'), workdir, 'all', 1)
+  samples.prepare(source, predictions, CHOICE, ('a', 'b'), workdir)
   data = DataConfig(max_labels=1, label_weights=True)
   records = open_source(f'tfds:{workdir}/{samples.DATA_SET}', 'train', data=data)
   return [records[k] for k in range(len(records))]
@@ -90,7 +90,7 @@ def test_images_that_an_earlier_version_lost_are_missed_and_found_again(tmp_path
   for seed, name in enumerate(names):
     (tmp_path / name).write_bytes(encoded(name[2:], seed))
   source, workdir = opened([str(tmp_path / name) for name in names]), tmp_path / 'run'
-  shards = workdir / 'samples-all'
+  shards = workdir / 'samples-top1-confidence0-per_classall'
   shards.mkdir(parents=True)
   with tarfile.open(shards / 'train-000000.tar', 'w') as tar:
     for number, name in enumerate(names):

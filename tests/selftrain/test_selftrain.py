@@ -18,7 +18,7 @@ from vit_jax.data.sources import open_source, open_training
 from vit_jax.foundation.errors import UserError
 from vit_jax.prepare import shards
 from vit_jax.selftrain import choosing, labelling, samples
-from vit_jax.selftrain.choosing import Predictions
+from vit_jax.selftrain.choosing import Choice, Predictions
 from vit_jax.selftrain.unlabelled import opened
 
 NAMES = ('ant', 'bee', 'cat', 'dog', 'elk', 'fox')
@@ -36,7 +36,7 @@ def test_images_are_chosen_as_one_by_one(confidence, per_class):
     own = np.flatnonzero((classes[:, 0] == label) & (probabilities[:, 0] >= confidence)).tolist()
     own.sort(key=lambda number: (-probabilities[number, 0], number))
     expected += own[:per_class]
-  chosen = choosing.choose(Predictions(classes, probabilities), confidence, per_class)
+  chosen = choosing.choose(Predictions(classes, probabilities), Choice(confidence, per_class))
   assert chosen.tolist() == sorted(expected)
 
 
@@ -130,9 +130,7 @@ def labels(place, workdir, parts=((0, 1),)):
   chunks = labelling.Chunks(workdir, teacher, source)
   for part in parts:
     chunks.label(teacher, source, part, lambda done: None)
-  predictions = chunks.read()
-  numbers = choosing.choose(predictions, 0.0, None)
-  samples.prepare(source, predictions, numbers, 2, teacher.class_names, workdir, 'all', 1)
+  samples.prepare(source, chunks.read(), Choice(top=2), teacher.class_names, workdir)
 
 
 @pytest.mark.slow

@@ -95,10 +95,7 @@ def test_answer_is_what_predict_prints(service: Running, checkpoint, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  'flags',
-  ['--format=onnx', '--format=onnx --input=tensor --outputs=probabilities,embeddings', '--format=stablehlo'],
-)
+@pytest.mark.parametrize('flags', ['--format=onnx', '--format=stablehlo --outputs=probabilities,embeddings'])
 def test_exported_model_is_served_as_its_checkpoint(flags, checkpoint, loaded, tmp_path):
   pytest.importorskip('onnxruntime')
   assert run('vit_jax.export', str(checkpoint), 'out', *flags.split(), cwd=tmp_path).returncode == 0

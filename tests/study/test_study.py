@@ -28,7 +28,7 @@ from vit_jax.study.definition import Study, Variant
 from vit_jax.training.results import Result
 
 OPTIONS = """
-from vit_jax.selftrain.labels import Choice
+from vit_jax.selftrain.choosing import Choice
 from vit_jax.study.definition import Study, Unlabelled, Variant
 
 OPTIONS = {

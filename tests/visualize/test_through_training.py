@@ -1,34 +1,33 @@
 """An image through the kept checkpoints of a run."""
 
+import dataclasses
 import pathlib
 
 import fork_server
+import jax
 import numpy as np
 import pytest
+import teachers
 from PIL import Image
 
-from vit_jax import config as c
 from vit_jax.foundation.errors import UserError
 from vit_jax.loading import load
-from vit_jax.training import loop
+from vit_jax.pretrained import formats
+from vit_jax.pretrained.base import FORMATS
 from vit_jax.visualize import through_training
 from vit_jax.visualize.observations import Observer
 
 
 @pytest.fixture(scope='module')
 def run(tmp_path_factory) -> pathlib.Path:
-  """A run of six steps that keeps three checkpoints, and an image beside it."""
+  """A run with three checkpoints, of parameters that grow, and an image beside it."""
   folder = tmp_path_factory.mktemp('place')
-  config = c.Config(
-    total='6 steps',
-    batch_size=16,
-    model=c.ViTConfig(variant='custom', patch=4, width=16, mlp_dim=16, depth=2, heads=2),
-    data=c.DataConfig(source='digits', image_size=(8, 8), channels=1, threads=1),
-    schedule=c.ScheduleConfig(learning_rate=0.01, warmup='0 steps'),
-    checkpoint=c.CheckpointConfig(every='2 steps', keep=3),
-    tensorboard=c.TensorBoardConfig(pictures=False),
-  )
-  loop.train(config, folder / 'run')
+  begun = formats.read(teachers.write(folder / 'begun'))
+  (folder / 'run/checkpoints').mkdir(parents=True)
+  for step in (2, 4, 6):
+    params = jax.tree.map(lambda leaf, step=step: step * leaf, begun.params)
+    FORMATS['run']().write(dataclasses.replace(begun, params=params), folder / f'{step}')
+    (folder / f'{step}/checkpoints/0').rename(folder / f'run/checkpoints/{step}')
   pixels = np.random.default_rng(0).integers(0, 256, (16, 16), dtype=np.uint8)
   Image.fromarray(pixels).save(folder / 'photo.png')
   return folder / 'run'
@@ -47,7 +46,7 @@ def test_command_draws_a_strip_and_an_animation_with_a_frame_for_each_step(run):
     for number in range(3):
       animation.seek(number)
       frames.append(np.asarray(animation.convert('RGB')))
-  assert not np.array_equal(frames[0], frames[2])  # the model has learned between
+  assert not np.array_equal(frames[0], frames[2])  # of other parameters
   with Image.open(seen / 'image_1_steps.png') as strip:
     assert strip.width > 300
   text = (seen / 'index.html').read_text()

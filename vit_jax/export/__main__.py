@@ -76,9 +76,8 @@ def main(arguments: Sequence[str]) -> None:
   outputs = inference.checked_outputs(model, _OUTPUTS.value or ())
   files.make_directories(folder)
   given: Any = _INPUT.value or ('images' if kind == 'onnx' else 'tensor')
-  dtype: Any = _DTYPE.value
-  asked = writing.Asked(kind, given, dtype, outputs, source, _LICENSE.value)
-  size = writing.write(model, asked, folder)
+  asked: dict[str, Any] = {'format': kind, 'input': given, 'precision': _DTYPE.value, 'outputs': outputs}
+  size = writing.write(model, folder, **asked, source=source, license=_LICENSE.value)
   print(f'Wrote {destination}: {model.config.describe()}, {size / 1e6:,.1f} MB.')
   print(check.compared(model, folder))
   if _INT8.value:

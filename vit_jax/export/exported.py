@@ -55,17 +55,19 @@ def read(folder: str | os.PathLike[str], threads: int | None = None) -> Exported
 
 def onnx_function(path: pathlib.Path, threads: int | None = None) -> Any:
   """What runs an ONNX model in onnxruntime: its input, and names of values -> these values."""
-  library = libraries.onnxruntime()
-  options = library.SessionOptions()
+  libraries.check('onnx')
+  import onnxruntime
+
+  options = onnxruntime.SessionOptions()
   options.log_severity_level = 3  # errors
   if threads is not None:
     options.intra_op_num_threads = threads
   # Others compute in fewer bits without being asked.
   known = ('CUDAExecutionProvider', 'CPUExecutionProvider')
-  providers = [name for name in known if name in library.get_available_providers()]
-  session = library.InferenceSession(str(path), options, providers=providers)
+  providers = [name for name in known if name in onnxruntime.get_available_providers()]
+  session = onnxruntime.InferenceSession(str(path), options, providers=providers)
 
-  def run(batch: np.ndarray, names: Sequence[str]) -> list[np.ndarray]:
+  def run(batch: np.ndarray, names: Sequence[str]) -> Sequence[Any]:
     return session.run(list(names), {'images': batch})
 
   return run

@@ -1,7 +1,5 @@
 """The libraries that exporting needs, the extra 'export'."""
 
-from typing import Any
-
 from vit_jax.foundation.errors import UserError
 
 
@@ -15,11 +13,3 @@ def check(kind: str) -> None:
       import flatbuffers  # noqa: F401
   except ImportError as error:
     raise UserError(f"The format {kind} needs {error.name}; pip install 'vit_jax[export]'.") from error
-
-
-def onnxruntime() -> Any:
-  """The library onnxruntime; UserError where it is missing."""
-  check('onnx')
-  import onnxruntime
-
-  return onnxruntime

@@ -39,11 +39,10 @@ def graph_of(model: LoadedModel, outputs: Sequence[str], kind: Input, precision:
     return [results[name] for name in outputs]
 
   closed = jax.make_jaxpr(traced)(leaves, jax.ShapeDtypeStruct(shape, jnp.float32))
-  (size,) = graph.add('Shape', [prepared], start=0, end=1)
-  translator = Translator(graph, size)
-  values = translator.run(closed.jaxpr, closed.consts, [*map(np.asarray, leaves), prepared])
+  (graph.batch,) = graph.add('Shape', [prepared], start=0, end=1)
+  values = Translator(graph).run(closed.jaxpr, closed.consts, [*map(np.asarray, leaves), prepared])
   for name, value, variable in zip(outputs, values, closed.jaxpr.outvars, strict=True):
-    full = translator.full(value, variable.aval.shape)
+    full = graph.full(value, variable.aval.shape)
     graph.nodes.append(Node('Identity', [graph.name_of(full)], [name], {}))
     graph.outputs.append(Tensor(name, variable.aval.shape, np.dtype(np.float32)))
   onnx_simplify.simplify(graph)

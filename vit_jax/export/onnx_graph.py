@@ -1,4 +1,7 @@
-"""An ONNX graph as it is built: nodes and constants, each of which stands in it once."""
+"""An ONNX graph as it is built: nodes and constants, each of which stands in it once.
+
+Known values are NumPy's arrays, whose layouts are computed at once. The batch is of any size, a symbol of `jax.export`.
+"""
 
 import dataclasses
 import hashlib
@@ -9,6 +12,8 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx import external_data_helper, helper, numpy_helper
+
+from vit_jax.foundation.errors import UserError
 
 Dim = Any  # an int, or JAX's expression of the batch's size
 OPSET = 20
@@ -29,6 +34,16 @@ class Tensor:
 Value = Tensor | np.ndarray  # computed by the graph, or known
 
 
+def like(shape: Sequence[Dim], dtype: Any) -> Tensor:
+  """The shape and dtype of a value that is yet to be computed."""
+  return Tensor('', tuple(shape), np.dtype(dtype))
+
+
+def onnx_type(dtype: Any) -> int:
+  """ONNX's number of a dtype of JAX."""
+  return helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+
+
 @dataclasses.dataclass
 class Node:
   """An operation of ONNX."""
@@ -45,6 +60,7 @@ class Graph:
   Attributes:
     nodes, constants, inputs, outputs: what it is made of; the constants by their names.
     shapes: of what nodes give, as far as they are known, by name.
+    batch: name of the batch's size, int64 (1,).
   """
 
   def __init__(self) -> None:
@@ -53,6 +69,7 @@ class Graph:
     self.inputs: list[Tensor] = []
     self.outputs: list[Tensor] = []
     self.shapes: dict[str, tuple[Dim, ...]] = {}
+    self.batch = ''
     self._known: dict[Any, Any] = {}
 
   def constant(self, array: np.ndarray) -> str:
@@ -94,6 +111,67 @@ class Graph:
     self.shapes[name] = tuple(like.shape)
     return Tensor(name, tuple(like.shape), np.dtype(like.dtype))
 
+  def cast(self, x: Value, dtype: Any) -> Value:
+    """A value in another dtype."""
+    if x.dtype == dtype:
+      return x
+    if isinstance(x, np.ndarray):
+      return x.astype(dtype)
+    return self.tensor('Cast', [x], like(x.shape, dtype), to=onnx_type(dtype))
+
+  def reshape(self, x: Value, shape: Sequence[Dim]) -> Value:
+    """A value in another shape."""
+    if tuple(x.shape) == tuple(shape):
+      return x
+    if isinstance(x, np.ndarray):
+      return x.reshape(shape)
+    one_unknown = sum(not isinstance(side, int) for side in shape) == 1
+    to = self.shape([side if isinstance(side, int) else -1 for side in shape] if one_unknown else shape)
+    return self.tensor('Reshape', [x, to], like(shape, x.dtype))
+
+  def transpose(self, x: Value, permutation: Sequence[int]) -> Value:
+    """A transposition; two that follow each other become one."""
+    if isinstance(x, np.ndarray):
+      return x.transpose(permutation)
+    source, turned = x.name, like([x.shape[axis] for axis in permutation], x.dtype)
+    node = next((node for node in reversed(self.nodes) if x.name in node.outputs), None)
+    if node is not None and node.op == 'Transpose':
+      source, permutation = node.inputs[0], [node.attributes['perm'][axis] for axis in permutation]
+    if list(permutation) == sorted(permutation):
+      return dataclasses.replace(turned, name=source)
+    return self.tensor('Transpose', [source], turned, perm=list(permutation))
+
+  def stack(self, values: Sequence[Value], axis: int, result: Any) -> Tensor:
+    """Values of one shape along a new axis."""
+    single = [self.add('Unsqueeze', [x, np.array([axis])])[0] for x in values]
+    return self.tensor('Concat', single, result, axis=axis)
+
+  def full(self, x: Value, shape: Sequence[Dim]) -> Value:
+    """A value of which broadcast sides may be of size 1, with the whole shape."""
+    if tuple(x.shape) == tuple(shape):
+      return x
+    if isinstance(x, np.ndarray) and all(isinstance(side, int) for side in shape):
+      return np.broadcast_to(x, shape)
+    tensor = self.tensor('Expand', [x, self.shape(shape)], like((), x.dtype))
+    return dataclasses.replace(tensor, shape=tuple(shape))
+
+  def shape(self, shape: Sequence[Dim]) -> Value | str:
+    """int64 (rank,): a shape, whose sides may be multiples of the batch's size."""
+    if all(isinstance(side, int) for side in shape):
+      return np.array(shape, np.int64)
+    return self.add('Concat', [self._side(side) for side in shape], axis=0)[0]
+
+  def _side(self, side: Dim) -> Value | str:
+    """int64 (1,): a side of a shape; UserError where it is no multiple of the batch's size."""
+    if isinstance(side, int):
+      return np.array([side], np.int64)
+    one, two, three = (side._evaluate(dict.fromkeys(side._get_vars(), size)) for size in (1, 2, 3))
+    if two != 2 * one or three != 3 * one:
+      raise UserError(
+        f'The model has an array of the size {side}, which ONNX gets for multiples of the batch only.'
+      )
+    return self.batch if one == 1 else self.add('Mul', [self.batch, np.array([one], np.int64)])[0]
+
   def remove_unused(self) -> None:
     """Removes nodes and constants on which no output depends."""
     needed, kept = {tensor.name for tensor in self.outputs}, []
@@ -109,7 +187,7 @@ class Graph:
 
     def info(tensor: Tensor) -> onnx.ValueInfoProto:
       shape = [side if isinstance(side, int) else str(side) for side in tensor.shape]
-      return helper.make_tensor_value_info(tensor.name, helper.np_dtype_to_tensor_dtype(tensor.dtype), shape)
+      return helper.make_tensor_value_info(tensor.name, onnx_type(tensor.dtype), shape)
 
     nodes = [
       helper.make_node(node.op, node.inputs, node.outputs, node.outputs[0], **node.attributes)

@@ -5,8 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.export.onnx_functions import onnx_type
-from vit_jax.export.onnx_graph import Graph
+from vit_jax.export.onnx_graph import Graph, onnx_type
 
 
 class Number:

@@ -2,33 +2,27 @@
 
 What depends on parameters alone is computed here and stored. Functions within the function are inlined, loops
 unrolled; of what is computed by platform, the form for all others is taken. Some functions are one operation in ONNX
-(onnx_functions.py). The batch may be of any size, a symbol of `jax.export`.
+(onnx_functions.py).
 """
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
 from vit_jax.export import onnx_functions
-from vit_jax.export.onnx_graph import Dim, Graph, Tensor, Value
+from vit_jax.export.onnx_graph import Graph, Tensor, Value, like
+from vit_jax.export.onnx_primitives import BROADCASTING, LAYOUTS, RULES
 from vit_jax.foundation.errors import UserError
 
 
 class Translator:
-  """Adds a traced function to a graph.
+  """Adds a traced function to a graph."""
 
-  Attributes:
-    graph: the graph.
-    batch: name of the batch's size, int64 (1,).
-  """
-
-  def __init__(self, graph: Graph, batch: str):
+  def __init__(self, graph: Graph):
     self.graph = graph
-    self.batch = batch
 
   def run(self, jaxpr: core.Jaxpr, constants: Sequence[Any], inputs: Sequence[Value]) -> list[Value]:
     """The outputs of a jaxpr for these inputs."""
@@ -44,30 +38,6 @@ class Translator:
       values.update(zip(equation.outvars, outputs, strict=True))
     return [read(variable) for variable in jaxpr.outvars]
 
-  def full(self, value: Value, shape: Sequence[Dim]) -> Value:
-    """A value of which broadcast sides may be of size 1, with the whole shape."""
-    if tuple(value.shape) == tuple(shape):
-      return value
-    if isinstance(value, np.ndarray) and all(isinstance(side, int) for side in shape):
-      return np.broadcast_to(value, shape)
-    like = jax.ShapeDtypeStruct((), value.dtype)
-    tensor = self.graph.tensor('Expand', [value, self.shape(shape)], like)
-    return Tensor(tensor.name, tuple(shape), tensor.dtype)
-
-  def shape(self, shape: Sequence[Dim]) -> Value | str:
-    """int64 (rank,): a shape, whose sides may be multiples of the batch's size."""
-    if all(isinstance(side, int) for side in shape):
-      return np.array(shape, np.int64)
-    sides = []
-    for side in shape:
-      if isinstance(side, int):
-        sides.append(self.graph.constant(np.array([side], np.int64)))
-        continue
-      factor = side_factor(side)
-      product = [self.batch, np.array([factor], np.int64)]
-      sides.append(self.batch if factor == 1 else self.graph.add('Mul', product)[0])
-    return self.graph.add('Concat', sides, axis=0)[0]
-
   def _equation(self, equation: Any, inputs: list[Value]) -> Sequence[Value]:
     name = equation.primitive.name
     emit = onnx_functions.of_call(equation)
@@ -75,11 +45,10 @@ class Translator:
       return emit(self.graph, equation, inputs)
     if name in _INLINED:
       return _INLINED[name](self, equation, inputs)
-    out_shape = [side for output in equation.outvars for side in output.aval.shape]
-    if all(isinstance(value, np.ndarray) for value in inputs) and all(isinstance(s, int) for s in out_shape):
+    sides = [side for output in equation.outvars for side in output.aval.shape]
+    known = all(isinstance(value, np.ndarray) for value in inputs) and all(isinstance(s, int) for s in sides)
+    if known and name not in LAYOUTS:
       return _computed(equation, inputs)
-    from vit_jax.export.onnx_primitives import BROADCASTING, RULES
-
     rule = BROADCASTING.get(name) or RULES.get(name)
     if rule is None:
       raise UserError(
@@ -87,20 +56,10 @@ class Translator:
       )
     if name in RULES:
       inputs = [
-        self.full(x, variable.aval.shape) for x, variable in zip(inputs, equation.invars, strict=True)
+        self.graph.full(x, variable.aval.shape) for x, variable in zip(inputs, equation.invars, strict=True)
       ]
-    outputs = rule(self, equation, *inputs)
+    outputs = rule(self.graph, equation, *inputs)
     return outputs if isinstance(outputs, list) else [outputs]
-
-
-def side_factor(side: Dim) -> int:
-  """k of a side that is k times the batch's size; UserError for another."""
-  one, two, three = (side._evaluate(dict.fromkeys(side._get_vars(), size)) for size in (1, 2, 3))
-  if two != 2 * one or three != 3 * one:
-    raise UserError(
-      f'The model has an array of the size {side}, which ONNX gets for multiples of the batch only.'
-    )
-  return int(one)
 
 
 def _as_known(value: Any) -> Value:
@@ -109,38 +68,12 @@ def _as_known(value: Any) -> Value:
 
 def _computed(equation: Any, inputs: list[Any]) -> list[np.ndarray]:
   """What an equation of known values gives."""
-  params, outs = equation.params, equation.outvars
-  simple = _IN_NUMPY.get(equation.primitive.name)
-  if simple is not None:
-    return [simple(params, *inputs)]
   full = [
-    np.broadcast_to(value, variable.aval.shape)
+    jnp.asarray(np.broadcast_to(value, variable.aval.shape))
     for value, variable in zip(inputs, equation.invars, strict=True)
   ]
-  results = equation.primitive.bind(*map(jnp.asarray, full), **params)
-  results = results if equation.primitive.multiple_results else [results]
-  assert len(results) == len(outs)
-  return [np.asarray(result) for result in results]
-
-
-# Primitives that NumPy computes, since JAX would compile a program for each shape and place.
-_IN_NUMPY: dict[str, Callable[..., np.ndarray]] = {
-  'slice': lambda params, x: x[
-    tuple(map(slice, params['start_indices'], params['limit_indices'], params['strides'] or (1,) * x.ndim))
-  ],
-  'squeeze': lambda params, x: x.squeeze(params['dimensions']),
-  'reshape': lambda params, x: x.reshape(params['new_sizes']),
-  'transpose': lambda params, x: x.transpose(params['permutation']),
-  'convert_element_type': lambda params, x: x.astype(params['new_dtype']),
-  'broadcast_in_dim': lambda params, x: _unsqueezed(params, x),
-}
-
-
-def _unsqueezed(params: Any, x: np.ndarray) -> np.ndarray:
-  shape = [1] * len(params['shape'])
-  for axis, side in zip(params['broadcast_dimensions'], x.shape, strict=True):
-    shape[axis] = side
-  return x.reshape(shape)
+  results = equation.primitive.bind(*full, **equation.params)
+  return [*map(np.asarray, results if equation.primitive.multiple_results else [results])]
 
 
 def _call(key: str) -> Callable[..., Sequence[Value]]:
@@ -163,32 +96,28 @@ def _scan(translator: Translator, equation: Any, inputs: list[Value]) -> Sequenc
   seen: list[list[Value]] = []
   numbers = range(params['length'])
   for number in reversed(numbers) if params['reverse'] else numbers:
-    of_step = [_row(translator, row, number) for row in rows]
+    of_step = [_row(translator.graph, row, number) for row in rows]
     outputs = translator.run(inner.jaxpr, inner.consts, [*shared, *carry, *of_step])
     carry = outputs[:carries]
     seen.append(list(outputs[carries:]))
   seen = seen[::-1] if params['reverse'] else seen
   stacked = [
-    _stacked(translator, [step[i] for step in seen], output)
+    _stacked(translator.graph, [step[i] for step in seen], output)
     for i, output in enumerate(equation.outvars[carries:])
   ]
   return [*carry, *stacked]
 
 
-def _row(translator: Translator, rows: Value, number: int) -> Value:
+def _row(graph: Graph, rows: Value, number: int) -> Value:
   if isinstance(rows, np.ndarray):
     return rows[number]
-  like = jax.ShapeDtypeStruct(rows.shape[1:], rows.dtype)
-  return translator.graph.tensor('Gather', [rows, np.array(number, np.int64)], like, axis=0)
+  return graph.tensor('Gather', [rows, np.array(number, np.int64)], like(rows.shape[1:], rows.dtype), axis=0)
 
 
-def _stacked(translator: Translator, steps: list[Value], output: Any) -> Value:
+def _stacked(graph: Graph, steps: list[Value], output: Any) -> Value:
   if all(isinstance(step, np.ndarray) for step in steps):
     return np.stack([np.asarray(step) for step in steps])
-  axes = np.array([0], np.int64)
-  full = [translator.full(step, output.aval.shape[1:]) for step in steps]
-  rows = [translator.graph.add('Unsqueeze', [step, axes])[0] for step in full]
-  return translator.graph.tensor('Concat', rows, output.aval, axis=0)
+  return graph.stack([graph.full(step, output.aval.shape[1:]) for step in steps], 0, output.aval)
 
 
 def _cond(translator: Translator, equation: Any, inputs: list[Value]) -> Sequence[Value]:

@@ -121,13 +121,10 @@ class Format(abc.ABC):
       UserError: it is damaged, or of a model that we do not have.
     """
 
-  def architecture(self, path: pathlib.Path) -> Architecture:
-    """The network of a checkpoint, without its numbers where that is possible; raises as `read`."""
-    return self.read(path, ReadOptions()).architecture
-
-  def preprocess(self, path: pathlib.Path, options: ReadOptions) -> Preprocess:
-    """How the images of a checkpoint are prepared, without its numbers where that is possible; raises as `read`."""
-    return self.read(path, options).preprocess
+  def peek(self, path: pathlib.Path, options: ReadOptions) -> tuple[Architecture, Preprocess]:
+    """The network of a checkpoint and how its images are prepared, without its numbers if possible; raises as read."""
+    pretrained = self.read(path, options)
+    return pretrained.architecture, pretrained.preprocess
 
   def texts(self, path: pathlib.Path, texts: Sequence[str], pretrained: Pretrained) -> 'Texts':
     """Texts as the head of a checkpoint's model (pretrained/zero_shot.py), `pretrained` being what `read` gave of it.

@@ -69,13 +69,13 @@ def with_texts(
 def architecture(source: str | os.PathLike[str]) -> Architecture:
   """The network of a checkpoint, without its numbers where that is possible; raises as `read`."""
   path = located(source)
-  return format_of(path).architecture(path)
+  return format_of(path).peek(path, ReadOptions())[0]
 
 
 def preprocess(source: str | os.PathLike[str], *, image_size: tuple[int, int]) -> Preprocess:
   """How the images of a checkpoint are prepared; arguments and errors as of `read`."""
   path = located(source)
-  return format_of(path).preprocess(path, ReadOptions(image_size))
+  return format_of(path).peek(path, ReadOptions(image_size))[1]
 
 
 def format_of(path: pathlib.Path) -> Format:

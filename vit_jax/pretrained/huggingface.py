@@ -104,13 +104,9 @@ class FolderFormat(Format):
     with self._opened(path, options, sums=True) as (files, layout):
       return _read(files, layout)
 
-  def architecture(self, path: pathlib.Path) -> Architecture:
-    with self._opened(path, ReadOptions()) as (_, layout):
-      return layout.architecture
-
-  def preprocess(self, path: pathlib.Path, options: ReadOptions) -> Preprocess:
+  def peek(self, path: pathlib.Path, options: ReadOptions) -> tuple[Architecture, Preprocess]:
     with self._opened(path, options) as (_, layout):
-      return layout.preprocess
+      return layout.architecture, layout.preprocess
 
   def unfit(self, pretrained: Pretrained) -> str | None:
     try:

@@ -31,22 +31,19 @@ from vit_jax.pretrained.base import (
   with_told,
 )
 from vit_jax.pretrained.npz_archive import Archive
-from vit_jax.pretrained.released_big_vision import BigVisionNames
 from vit_jax.pretrained.released_bit import BitNames
 from vit_jax.pretrained.released_mixer import MixerNames
 from vit_jax.pretrained.released_names import Naming, ReleasedNames, Tensors
-from vit_jax.pretrained.released_vit import ViTNames
+from vit_jax.pretrained.released_vit import BIG_VISION, ViTNames
 from vit_jax.pretrained.tensor_names import some
 from vit_jax.pretrained.torch_names import HEAD_PATHS, Rule, check, expected, gather, scatter
 
-# By the config of the model that they are of, for what is written.
+# By the config of the model that they are of; the first that reads a file's tensors is the one.
 _NAMES: dict[type[ModelConfig], ReleasedNames[Any]] = {
   ResNetConfig: BitNames(),
   MixerConfig: MixerNames(),
   ViTConfig: ViTNames(),
 }
-# The first that reads a file's tensors is the one.
-_READ: tuple[ReleasedNames[Any], ...] = (BigVisionNames(), *_NAMES.values())
 
 # What a training run of the original, LiT, PaliGemma or CapPa puts before the names, and what such a file may hold
 # beside the model.
@@ -100,13 +97,10 @@ class ReleasedFormat(Format):
       )
     return Pretrained(architecture, params, _preprocess(architecture), notes=notes)
 
-  def architecture(self, path: pathlib.Path) -> Architecture:
+  def peek(self, path: pathlib.Path, options: ReadOptions) -> tuple[Architecture, Preprocess]:
     with Archive(path) as archive:
-      return _infer(archive, _stored(archive)[0], None)[1]
-
-  def preprocess(self, path: pathlib.Path, options: ReadOptions) -> Preprocess:
-    with Archive(path) as archive:
-      return _preprocess(_infer(archive, _stored(archive)[0], options.image_size)[1])
+      _, architecture = _infer(archive, _stored(archive)[0], options.image_size)
+      return architecture, _preprocess(architecture)
 
   def unfit(self, pretrained: Pretrained) -> str | None:
     model = pretrained.architecture.model
@@ -139,7 +133,7 @@ def infer(
   file: object, shapes: dict[str, tuple[int, ...]], image_size: tuple[int, int] | None
 ) -> tuple[ReleasedNames[Any], Architecture]:
   """What calls tensors so (by the original's names, without prefix), and what they are of; UserError: we know none."""
-  for names in _READ:
+  for names in _NAMES.values():
     if names.reads(shapes):
       return names, names.architecture(Tensors(file, shapes), image_size)
   first = ', '.join(sorted(shapes)[:3]) or 'nothing at all'
@@ -169,10 +163,9 @@ def _stored(archive: Archive) -> tuple[dict[str, str], tuple[str, ...]]:
 def _infer(
   archive: Archive, stored: dict[str, str], image_size: tuple[int, int] | None
 ) -> tuple[ReleasedNames[Any], Architecture]:
-  names, architecture = infer(
-    archive.path, {key: archive.shapes[name] for key, name in stored.items()}, image_size
-  )
-  if isinstance(names, BigVisionNames) and any(map(_READER.match, archive.shapes)):
+  shapes = {key: archive.shapes[name] for key, name in stored.items()}
+  names, architecture = infer(archive.path, shapes, image_size)
+  if names.naming(shapes) in BIG_VISION and any(map(_READER.match, archive.shapes)):
     model = dataclasses.replace(architecture.model, pool='none')
     architecture = dataclasses.replace(architecture, model=model)
   return names, architecture

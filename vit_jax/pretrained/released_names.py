@@ -12,8 +12,8 @@ from typing import ClassVar, Generic, Literal, TypeVar
 from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import Architecture, ModelConfig
 
-# How the original's files call tensors: as the published ones of 2020, as Flax's Linen, or so with the blocks stacked.
-Naming = Literal['2020', 'linen', 'scan']
+# How files call tensors: as the published ones of 2020, as Flax's Linen, as big_vision, or so with the blocks stacked.
+Naming = Literal['2020', 'linen', 'big_vision', 'scan']
 Shapes = Mapping[str, tuple[int, ...]]
 
 M = TypeVar('M', bound=ModelConfig)

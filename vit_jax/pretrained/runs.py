@@ -85,12 +85,10 @@ class RunFormat(Format):
       adapted=adapted,
     )
 
-  def architecture(self, path: pathlib.Path) -> Architecture:
-    return _Stored(_restored(path, lambda meta: {})[-1]).architecture
-
-  def preprocess(self, path: pathlib.Path, options: ReadOptions) -> Preprocess:
+  def peek(self, path: pathlib.Path, options: ReadOptions) -> tuple[Architecture, Preprocess]:
     meta = _restored(path, lambda meta: {})[-1]
-    return _preprocess(_Stored(meta).config, meta)
+    run = _Stored(meta)
+    return run.architecture, _preprocess(run.config, meta)
 
   def texts(self, path: pathlib.Path, texts: Sequence[str], pretrained: Pretrained) -> Texts:
     model = pretrained.architecture.model

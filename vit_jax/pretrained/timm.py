@@ -17,7 +17,7 @@ from vit_jax.pretrained.huggingface import NO_DISTILLATION_HEAD, FolderFormat, c
 from vit_jax.pretrained.json_values import JsonObject
 from vit_jax.pretrained.safetensors_files import TensorFiles
 from vit_jax.pretrained.timm_defaults import Defaults, refusal
-from vit_jax.pretrained.timm_names import Naming, Shapes
+from vit_jax.pretrained.timm_names import Naming, Shapes, shape_of
 from vit_jax.pretrained.torch_names import Export, Layout, Tokens
 from vit_jax.pretrained.transformers_bit import stage_blocks
 
@@ -81,7 +81,7 @@ class TimmFormat(FolderFormat):
     if not alone and 'global_pool' not in values and 'global_pool' not in arguments:
       notes += (f'{values.path} does not say how the model pools (global_pool): {pool!r} is taken.',)
     grid = model.grid(image_size)
-    num_classes = _shape(shapes, 'head.weight', 2)[0] if 'head.weight' in shapes else 0
+    num_classes = shape_of(shapes, 'head.weight', 2)[0] if 'head.weight' in shapes else 0
     naming = Naming.of(shapes, interleaved=defaults.rotary not in ('', 'rotary_dinov3'))
     derived = renamed | timm_derived.tensors(shapes, model, grid)
     table = renamed.get('pos_embed')
@@ -89,9 +89,9 @@ class TimmFormat(FolderFormat):
       resize = model.position_resize
       derived['pos_embed'] = timm_derived.positions(table, resize, grid, square=defaults.square_positions)
     shapes = timm_derived.view(files.shapes, derived)
-    channels = _shape(shapes, 'patch_embed.proj.weight', 4)[1]
+    channels = shape_of(shapes, 'patch_embed.proj.weight', 4)[1]
     if model.stem_blocks is not None:
-      channels = _shape(shapes, _root(shapes), 4)[1]
+      channels = shape_of(shapes, _root(shapes), 4)[1]
     architecture = Architecture(model, image_size, channels, num_classes)
     rules = (*timm_names.rules(model, naming, grid), *timm_names.heads(model, num_classes > 0))
     if model.stem_blocks is not None:
@@ -128,29 +128,17 @@ def _check(shapes: Shapes, name: str, arguments: JsonObject) -> None:
       )
 
 
-def _shape(shapes: Shapes, name: str, rank: int) -> tuple[int, ...]:
-  """The shape of a tensor; UnknownModelError where it is not there, or has another number of dimensions."""
-  shape = shapes.get(name)
-  if shape is None:
-    raise UnknownModelError(f'it has no tensor {name}')
-  if len(shape) != rank:
-    raise UnknownModelError(
-      f"it has {name} of shape {shape}, and that of a ViT of timm's has {rank} dimensions"
-    )
-  return shape
-
-
 def _model(shapes: Shapes, name: str, arguments: JsonObject, pool: str) -> tuple[ViTConfig, Defaults]:
   """The config of our model, and what its name says."""
   block = timm_names.block_kind(shapes)
-  width, _, patch, _ = _shape(shapes, 'patch_embed.proj.weight', 4)
+  width, _, patch, _ = shape_of(shapes, 'patch_embed.proj.weight', 4)
   defaults = Defaults.of(name, width) if name else Defaults.guessed(shapes, width)
   at = timm_names.first_block(block)
   heads = arguments.integer(
     'num_heads', _heads(shapes, f'{at("attn.q_norm")}.weight', width) or defaults.heads
   )
   mlp_dim = (
-    width if f'{at("mlp.fc2")}.weight' not in shapes else _shape(shapes, f'{at("mlp.fc2")}.weight', 2)[1]
+    width if f'{at("mlp.fc2")}.weight' not in shapes else shape_of(shapes, f'{at("mlp.fc2")}.weight', 2)[1]
   )
   gated = f'{at("mlp.fc1_g")}.weight' in shapes
   gated = gated or shapes.get(f'{at("mlp.fc1")}.weight', (mlp_dim,))[0] == 2 * mlp_dim
@@ -167,7 +155,7 @@ def _model(shapes: Shapes, name: str, arguments: JsonObject, pool: str) -> tuple
     patch=patch,
     width=width,
     mlp_dim=mlp_dim,
-    depth=len({match[1] for key in shapes if (match := re.match(r'blocks\.(\d+)\.', key))}),
+    depth=timm_names.depth_of(shapes),
     heads=heads,
     pool=_pool(
       pool, arguments.flag('pool_include_prefix', defaults.map_of_all and pool == 'map'), shapes, registers
@@ -196,11 +184,11 @@ def _model(shapes: Shapes, name: str, arguments: JsonObject, pool: str) -> tuple
     model = dataclasses.replace(
       model,
       stem_blocks=stage_blocks(shapes, 'patch_embed.backbone.'),
-      stem_width=_shape(shapes, _root(shapes), 4)[0],
+      stem_width=shape_of(shapes, _root(shapes), 4)[0],
       stem_epsilons='timm',
     )
   if model.pool.startswith('map'):
-    hidden = _shape(shapes, 'attn_pool.mlp.fc1.weight', 2)[0]
+    hidden = shape_of(shapes, 'attn_pool.mlp.fc1.weight', 2)[0]
     own_heads = arguments.integer('attn_pool_num_heads', defaults.pool_heads or heads)
     model = dataclasses.replace(
       model,
@@ -214,13 +202,13 @@ def _heads(shapes: Shapes, norm: str, width: int) -> int | None:
   """The number of heads, where the norm of a head's queries, relative or mixed rotary positions tell it."""
   table = next((name for name in shapes if name.endswith('relative_position_bias_table')), None)
   if norm in shapes:
-    return width // _shape(shapes, norm, 1)[0]
+    return width // shape_of(shapes, norm, 1)[0]
   if table is not None:
-    return _shape(shapes, table, 2)[1]
+    return shape_of(shapes, table, 2)[1]
   made = next((name for name in shapes if name.endswith('rel_pos.mlp.fc2.weight')), None)
   if made is not None:
-    return _shape(shapes, made, 2)[0]
-  return _shape(shapes, 'rope.freqs', 4)[2] if 'rope.freqs' in shapes else None
+    return shape_of(shapes, made, 2)[0]
+  return shape_of(shapes, 'rope.freqs', 4)[2] if 'rope.freqs' in shapes else None
 
 
 def _root(shapes: Shapes) -> str:

@@ -13,7 +13,6 @@ from vit_jax.models.base import Architecture
 from vit_jax.models.parts.mlps import Activation
 from vit_jax.pretrained.base import SIGMOID_LOST, Pretrained, UnknownModelError
 from vit_jax.pretrained.json_values import JsonObject, is_text
-from vit_jax.pretrained.torch_names import Layout, Rule
 
 _INTERPOLATIONS: dict[str, Method] = {method: method for method in get_args(Method)}
 _CROPS: dict[str, TimmCrop] = {crop: crop for crop in get_args(TimmCrop)}
@@ -35,17 +34,6 @@ def names(values: JsonObject | None, pattern: str | re.Pattern[str]) -> bool:
   if values is None or 'model_type' in values:
     return False
   return re.match(pattern, values.text('architecture')) is not None
-
-
-def layout(architecture: Architecture, rules: tuple[Rule, ...], published: JsonObject) -> Layout:
-  """What a folder of a model without tokens holds; `published` is about its images and classes."""
-  return Layout(
-    architecture=architecture,
-    rules=rules,
-    tokens=None,
-    preprocess=preprocess(published, architecture.image_size, architecture.channels),
-    class_names=class_names(published, architecture.num_classes),
-  )
 
 
 def config(

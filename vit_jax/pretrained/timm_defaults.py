@@ -11,19 +11,9 @@ from vit_jax.models.position_resize import PositionResize
 T = TypeVar('T')
 
 # Heads of the widths that have not 64 channels each.
-_HEADS = {
-  64: 2,
-  96: 3,
-  1152: 16,
-  1280: 16,
-  1408: 16,
-  1664: 16,
-  1792: 16,
-  2048: 16,
-  2432: 32,
-  3072: 24,
-  4096: 32,
-}
+_HEADS = {64: 2, 96: 3, 2432: 32, 3072: 24, 4096: 32} | dict.fromkeys(
+  (1152, 1280, 1408, 1664, 1792, 2048), 16
+)
 _HEADS_OF = (
   (r'vit_base_patch16_gap_224', 16),
   (r'vit_giantopt_.*|vit_pe_.*_gigantic_.*', 16),

@@ -12,6 +12,7 @@ from vit_jax.models.vit_config import ViTConfig
 from vit_jax.pretrained import timm_config, timm_names
 from vit_jax.pretrained.base import Pretrained
 from vit_jax.pretrained.huggingface import Unfit
+from vit_jax.pretrained.timm_defaults import Defaults
 from vit_jax.pretrained.timm_names import Naming
 from vit_jax.pretrained.torch_names import HEAD_PATHS, Export, Tokens
 
@@ -28,23 +29,23 @@ _SIZES = {
 _ANY_SIZE = 'vit_base_patch16_224'  # the name of what timm has no name for
 _ANY_DISTILLED = 'deit_base_distilled_patch16_224'
 _DISTILLED = ('tiny', 'small', 'base')  # with patches of 16
-# timm's names by our block, MLP and norm, and the epsilon that its norms have.
+# timm's names by our block, MLP and norm; '': by the sizes.
 _OF_PARTS = {
-  ('sequential', 'dense', 'layer_norm'): ('', 1e-6),
-  ('sequential', 'swiglu', 'layer_norm'): ('vit_giant_patch14_dinov2', 1e-6),
-  ('sequential', 'dense', 'rms_norm'): ('test_vit4', 1e-6),
-  ('sequential', 'swiglu', 'rms_norm'): ('aimv2_large_patch14_224', 1e-5),
-  ('post_norm', 'dense', 'layer_norm'): ('vit_base_patch16_rpn_224', 1e-6),
-  ('parallel', 'dense', 'layer_norm'): ('vit_pwee_patch16_reg1_gap_256', 1e-6),
-  ('parallel', 'dense', 'rms_norm'): ('vit_base_patch16_xp_224', 1e-6),
-  ('parallel_pairs', 'dense', 'layer_norm'): ('vit_base_patch16_18x2_224', 1e-6),
+  ('sequential', 'dense', 'layer_norm'): '',
+  ('sequential', 'swiglu', 'layer_norm'): 'vit_giant_patch14_dinov2',
+  ('sequential', 'dense', 'rms_norm'): 'test_vit4',
+  ('sequential', 'swiglu', 'rms_norm'): 'aimv2_large_patch14_224',
+  ('post_norm', 'dense', 'layer_norm'): 'vit_base_patch16_rpn_224',
+  ('parallel', 'dense', 'layer_norm'): 'vit_pwee_patch16_reg1_gap_256',
+  ('parallel', 'dense', 'rms_norm'): 'vit_base_patch16_xp_224',
+  ('parallel_pairs', 'dense', 'layer_norm'): 'vit_base_patch16_18x2_224',
 }
 _ROTARY = {
-  'rotary': ('vit_base_patch16_rope_224', 1e-6),
-  'rotary_eva': ('eva02_base_patch14_224', 1e-6),
-  'rotary_mixed': ('vit_base_patch16_rope_mixed_224', 1e-6),
-  'rotary_pe': ('vit_pe_core_base_patch16_224', 1e-5),
-  'rotary_dinov3': ('vit_base_patch16_dinov3_qkvb', 1e-5),
+  'rotary': 'vit_base_patch16_rope_224',
+  'rotary_eva': 'eva02_base_patch14_224',
+  'rotary_mixed': 'vit_base_patch16_rope_mixed_224',
+  'rotary_pe': 'vit_pe_core_base_patch16_224',
+  'rotary_dinov3': 'vit_base_patch16_dinov3_qkvb',
 }
 _STEMS = {
   (): 'vit_tiny_r_s16_p8_224',
@@ -70,21 +71,19 @@ def export(pretrained: Pretrained) -> Export:
   before = 0 if model.register_tokens or not positioned else model.leading_tokens
   arguments = _common(model, architecture) | {'no_embed_class': before == 0 and positioned}
   if 'rotary' in model.position:
-    name, epsilon = _rotary(model, arguments, grid, positioned)
+    name = _rotary(model, arguments, grid, positioned)
     naming = Naming(
       packed=not model.mlp_sub_norm, gamma=True, interleaved=not model.position.endswith('rotary_dinov3')
     )
   elif model.position == 'relative':
-    name, epsilon, naming = _relative(model, arguments)
+    name, naming = _relative(model, arguments), Naming(table=timm_names.REL_POS_TABLE)
   elif model.position in ('learned', 'none'):
-    name, epsilon = _plain(model, arguments)
+    name = _plain(model, arguments)
     naming = Naming(packed=model.norm == 'layer_norm')
   else:
     raise Unfit(f'it has no positions {model.position!r}')
-  notes = timm_config.about(pretrained, epsilon=epsilon)
-  if not name:
-    name, about_name = architecture_name(model)
-    notes = about_name + notes
+  name, notes = (name, ()) if name else architecture_name(model)
+  notes += timm_config.about(pretrained, epsilon=Defaults.of(name, model.sizes.width).norm_epsilon)
   if model.sizes.stem_blocks is not None and model.stem_epsilons != 'timm':
     notes += ("timm's ResNet has other epsilons than the released code: logits differ a little.",)
   published, about_images = timm_config.written(
@@ -159,18 +158,18 @@ def _common(model: ViTConfig, architecture: Architecture) -> dict[str, Any]:
   }
 
 
-def _plain(model: ViTConfig, arguments: dict[str, Any]) -> tuple[str, float]:
-  """timm's name, '' for that of the sizes, and the epsilon of its norms; of its class VisionTransformer."""
+def _plain(model: ViTConfig, arguments: dict[str, Any]) -> str:
+  """timm's name, '' for that of the sizes; of its class VisionTransformer."""
   parts = (model.block, model.mlp_part, model.norm)
   if parts not in _OF_PARTS or (model.block == 'post_norm' and model.layer_scale is not None):
     raise Unfit(
       f'it has no blocks {model.block!r} of {model.mlp_part!r} and {model.norm!r} with these options'
     )
-  name, epsilon = _OF_PARTS[parts]
+  name = _OF_PARTS[parts]
   if not name and model.norm_epsilon == 1e-5:
-    name, epsilon = 'vit_base_patch16_clip_224', 1e-5
+    name = 'vit_base_patch16_clip_224'
   if model.sizes.stem_blocks is not None:
-    name, epsilon = _hybrid(model, parts), 1e-6
+    name = _hybrid(model, parts)
   if model.distillation_token and name:
     raise Unfit('it has distillation tokens in plain models only')
   if model.patch_norm and 'aimv2' not in name:
@@ -193,7 +192,7 @@ def _plain(model: ViTConfig, arguments: dict[str, Any]) -> tuple[str, float]:
   }
   if model.position == 'none':
     arguments['pos_embed'] = 'none'
-  return name, epsilon
+  return name
 
 
 def _hybrid(model: ViTConfig, parts: tuple[str, str, str]) -> str:
@@ -203,9 +202,7 @@ def _hybrid(model: ViTConfig, parts: tuple[str, str, str]) -> str:
   return name
 
 
-def _rotary(
-  model: ViTConfig, arguments: dict[str, Any], grid: tuple[int, int], positioned: bool
-) -> tuple[str, float]:
+def _rotary(model: ViTConfig, arguments: dict[str, Any], grid: tuple[int, int], positioned: bool) -> str:
   """The same of its class Eva."""
   parts = (model.block, model.mlp_part, model.norm, model.activation)
   if parts not in (
@@ -239,7 +236,7 @@ def _rotary(
   return _ROTARY[model.position.removeprefix('learned+')]
 
 
-def _relative(model: ViTConfig, arguments: dict[str, Any]) -> tuple[str, float, Naming]:
+def _relative(model: ViTConfig, arguments: dict[str, Any]) -> str:
   """The same of its class VisionTransformerRelPos."""
   if (model.mlp_part, model.norm, model.activation) != ('dense', 'layer_norm', 'gelu') or model.block not in (
     'sequential',
@@ -259,7 +256,7 @@ def _relative(model: ViTConfig, arguments: dict[str, Any]) -> tuple[str, float, 
     'shared_rel_pos': False,
   }
   kind = '_rpn' if model.block == 'post_norm' else ''
-  return f'vit_relpos_base_patch16{kind}_224', 1e-6, Naming(table=timm_names.REL_POS_TABLE)
+  return f'vit_relpos_base_patch16{kind}_224'
 
 
 def architecture_name(model: ViTConfig) -> tuple[str, tuple[str, ...]]:

@@ -1,19 +1,16 @@
 """`config.json` and tensors of timm's MLP-Mixers, ResMLPs and gMLPs."""
 
 import dataclasses
-import pathlib
-import re
+from typing import Any
 
 from vit_jax.models.base import Architecture
 from vit_jax.models.mixer import MixerConfig
-from vit_jax.pretrained import timm_config
-from vit_jax.pretrained.base import Pretrained, ReadOptions, UnknownModelError, with_told
-from vit_jax.pretrained.huggingface import FolderFormat, Unfit, config_of
+from vit_jax.pretrained.huggingface import Unfit
 from vit_jax.pretrained.json_values import JsonObject
-from vit_jax.pretrained.safetensors_files import TensorFiles
-from vit_jax.pretrained.torch_names import HEAD_PATHS, Export, Layout, Rule, layer, norm
+from vit_jax.pretrained.timm_folder import TimmFolder
+from vit_jax.pretrained.timm_names import Shapes, depth_of, shape_of
+from vit_jax.pretrained.torch_names import Rule, layer, norm
 
-_FAMILY = re.compile('g?mixer_|resmlp_|gmlp_')
 # What comes before the size of timm's name, by token_mixing and mlp.
 _KINDS = {
   ('mlp', 'dense'): 'mixer',
@@ -41,32 +38,28 @@ _NAMES = {
 }
 
 
-class TimmMixerFormat(FolderFormat):
+class TimmMixerFormat(TimmFolder):
   """A folder of a `mixer_*`, `gmixer_*`, `resmlp_*` or `gmlp_*` of timm's."""
 
   title = "a folder of timm's Mixer"
   tellable = frozenset({'activation', 'norm_epsilon'})
+  names, model = 'g?mixer_|resmlp_|gmlp_', MixerConfig
+  first_conv, classifier = 'stem.proj', 'head'
+  epsilon = 1e-6
 
-  def recognises(self, path: pathlib.Path) -> bool:
-    return timm_config.names(config_of(path), _FAMILY)
-
-  def layout(self, files: TensorFiles, values: JsonObject, options: ReadOptions) -> Layout:
-    arguments, published = values.section('model_args'), timm_config.published(values)
-    timm_config.check(values)
-    shapes = files.shapes
-    for name in ('stem.proj.weight', 'blocks.0.mlp_channels.fc1.weight', 'blocks.0.mlp_channels.fc2.weight'):
-      if name not in shapes:
-        raise UnknownModelError(f'it has no tensor {name}')
-    width, channels, patch, _ = shapes['stem.proj.weight']
-    hidden, linear = shapes['blocks.0.mlp_channels.fc2.weight'][1], 'blocks.0.linear_tokens.weight' in shapes
-    gate = 'blocks.0.mlp_channels.gate.proj.weight' in shapes
-    gated = not gate and shapes['blocks.0.mlp_channels.fc1.weight'][0] == 2 * hidden
+  def model_of(self, values: JsonObject, shapes: Shapes) -> tuple[MixerConfig, int]:
+    width, channels, patch, _ = shape_of(shapes, 'stem.proj.weight', 4)
+    hidden = shape_of(shapes, 'blocks.0.mlp_channels.fc2.weight', 2)[1]
+    gate, linear = (
+      f'blocks.0.{name}.weight' in shapes for name in ('mlp_channels.gate.proj', 'linear_tokens')
+    )
+    gated = shape_of(shapes, 'blocks.0.mlp_channels.fc1.weight', 2)[0] == 2 * hidden and not gate
     model = MixerConfig(
       variant='custom',
       patch=patch,
       width=width,
       mlp_dim=hidden,
-      depth=len({match[1] for key in shapes if (match := re.match(r'blocks\.(\d+)\.', key))}),
+      depth=depth_of(shapes),
       tokens_mlp_dim=shapes.get('blocks.0.mlp_tokens.fc2.weight', (0, None))[1],
       token_mixing='linear' if linear else 'gate' if gate else 'mlp',
       mlp='swiglu' if gated else 'dense',
@@ -74,17 +67,28 @@ class TimmMixerFormat(FolderFormat):
       layer_scale=1e-5 if 'blocks.0.ls1' in shapes else None,
       activation='silu' if gated else 'gelu',
     )
-    model = with_told(values.path.parent, model, options.told)
-    image_size = arguments.sides('img_size', timm_config.image_size(published) or (224, 224))
-    num_classes = shapes.get('head.bias', (0,))[0]
-    architecture = Architecture(model, image_size, channels, num_classes)
-    return timm_config.layout(architecture, _rules(model, num_classes), published)
+    return model, channels
 
-  def export(self, pretrained: Pretrained) -> Export:
-    architecture = pretrained.architecture
-    model = architecture.model
-    if type(model) is not MixerConfig:
-      raise Unfit(f'it is for Mixers, and this is {model.title}')
+  def rules(self, architecture: Architecture) -> tuple[Rule, ...]:
+    model: Any = architecture.model
+    found = [*layer('patch_embedding', 'stem.proj', 'conv'), *_norm(model, 'norm', 'norm')]
+    if model.token_mixing == 'gate':
+      found += [*_norm(model, 'blocks/channel_norm', 'blocks.{}.norm')]
+      found += norm('blocks/channel_mlp/gate_norm', 'blocks.{}.mlp_channels.gate.norm')
+      found += layer('blocks/channel_mlp/gate', 'blocks.{}.mlp_channels.gate.proj')
+    else:
+      found += [*_norm(model, 'blocks/token_norm', 'blocks.{}.norm1')]
+      found += [*_norm(model, 'blocks/channel_norm', 'blocks.{}.norm2')]
+    if model.token_mixing == 'linear':
+      found += layer('blocks/token_mlp', 'blocks.{}.linear_tokens')
+    elif model.token_mixing == 'mlp':
+      found += _mlp(model, 'token')
+    if model.layer_scale is not None:
+      found += [Rule('blocks/token_scale', 'blocks.{}.ls1'), Rule('blocks/channel_scale', 'blocks.{}.ls2')]
+    found += _mlp(model, 'channel')
+    return (*found, *(layer('head', 'head') if architecture.num_classes else ()))
+
+  def named(self, model: MixerConfig) -> tuple[str, int, dict[str, Any]]:
     sizes, kind = model.sizes, _KINDS.get((model.token_mixing, model.mlp), '')
     name = _NAMES.get((kind, sizes.patch, sizes.width, sizes.depth))
     usual = ('affine', True) if kind == 'resmlp' else ('layer_norm', False)
@@ -92,34 +96,7 @@ class TimmMixerFormat(FolderFormat):
       raise Unfit('it has the published sizes and parts only')
     if model.activation != ('silu' if kind == 'gmixer' else 'gelu'):
       raise Unfit(f'it has no activation {model.activation!r} in such blocks')
-    published, notes = timm_config.written(pretrained, first_conv='stem.proj', classifier='head')
-    arguments = {'img_size': list(architecture.image_size), 'in_chans': architecture.channels}
-    return Export(
-      rules=_rules(model, architecture.num_classes),
-      tokens=None,
-      config=timm_config.config(name, architecture, published, features=sizes.width, arguments=arguments),
-      dropped=frozenset() if architecture.num_classes else HEAD_PATHS,
-      notes=notes + timm_config.about(pretrained),
-    )
-
-
-def _rules(model: MixerConfig, num_classes: int) -> tuple[Rule, ...]:
-  found = [*layer('patch_embedding', 'stem.proj', 'conv'), *_norm(model, 'norm', 'norm')]
-  if model.token_mixing == 'gate':
-    found += [*_norm(model, 'blocks/channel_norm', 'blocks.{}.norm')]
-    found += norm('blocks/channel_mlp/gate_norm', 'blocks.{}.mlp_channels.gate.norm')
-    found += layer('blocks/channel_mlp/gate', 'blocks.{}.mlp_channels.gate.proj')
-  else:
-    found += [*_norm(model, 'blocks/token_norm', 'blocks.{}.norm1')]
-    found += [*_norm(model, 'blocks/channel_norm', 'blocks.{}.norm2')]
-  if model.token_mixing == 'linear':
-    found += layer('blocks/token_mlp', 'blocks.{}.linear_tokens')
-  elif model.token_mixing == 'mlp':
-    found += _mlp(model, 'token')
-  if model.layer_scale is not None:
-    found += [Rule('blocks/token_scale', 'blocks.{}.ls1'), Rule('blocks/channel_scale', 'blocks.{}.ls2')]
-  found += _mlp(model, 'channel')
-  return (*found, *(layer('head', 'head') if num_classes else ()))
+    return name, sizes.width, {}
 
 
 def _mlp(model: MixerConfig, over: str) -> list[Rule]:

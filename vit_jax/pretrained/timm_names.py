@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 
 from vit_jax.models.base import Grid
 from vit_jax.models.vit_config import ViTConfig
+from vit_jax.pretrained.base import UnknownModelError
 from vit_jax.pretrained.torch_names import Rule, attention, layer, norm
 from vit_jax.pretrained.transformers_bit import unit_rules
 
@@ -51,6 +52,23 @@ class Naming:
       table=REL_POS_TABLE if f'blocks.0.{REL_POS_TABLE}' in shapes else cls.table,
       interleaved=interleaved,
     )
+
+
+def shape_of(shapes: Shapes, name: str, rank: int) -> tuple[int, ...]:
+  """The shape of a tensor; UnknownModelError where it is not there, or has another number of dimensions."""
+  shape = shapes.get(name)
+  if shape is None:
+    raise UnknownModelError(f'it has no tensor {name}')
+  if len(shape) != rank:
+    raise UnknownModelError(
+      f"it has {name} of shape {shape}, and that of a model of timm's has {rank} dimensions"
+    )
+  return shape
+
+
+def depth_of(shapes: Shapes) -> int:
+  """How many blocks there are."""
+  return len({match[1] for key in shapes if (match := re.match(r'blocks\.(\d+)\.', key))})
 
 
 def block_kind(shapes: Shapes) -> str:

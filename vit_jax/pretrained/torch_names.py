@@ -81,7 +81,7 @@ class Tokens:
   position: str | None
   class_token: str | None
   registers: str | None = None  # or DeiT's distillation token
-  positioned: int = 1  # tokens before the patches, that the position embedding covers: 0, 1 or all
+  positioned: int = 1  # tokens before the patches, that the position embedding covers; -1 in a table: all
   registers_path: str = 'register_tokens'  # ours of `registers`
   # Whether their class token is (D,) and their position embedding (N, D), without leading axes of length 1.
   flat: bool = False

@@ -122,12 +122,10 @@ class TransformersFormat(FolderFormat):
       link='sigmoid' if whole.text('problem_type') == MULTI_LABEL else 'softmax',
     )
 
-  def positioned(self, family: Family, model: ViTConfig) -> int:
-    """Tokens before the patches that have a position."""
-    return family.tokens.positioned
-
   def _tokens(self, family: Family, prefix: str, model: ViTConfig) -> Tokens:
-    tokens = dataclasses.replace(family.tokens.prefixed(prefix), positioned=self.positioned(family, model))
+    tokens = family.tokens.prefixed(prefix)
+    if tokens.positioned < 0:
+      tokens = dataclasses.replace(tokens, positioned=model.leading_tokens)
     if 'learned' not in model.position:
       tokens = dataclasses.replace(tokens, position=None)
     if not model.register_tokens and not model.distillation_token:

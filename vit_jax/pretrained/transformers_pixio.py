@@ -35,7 +35,7 @@ class PixioFormat(TransformersFormat):
         *layer('blocks/mlp/dense_in', 'encoder.layer.{}.intermediate.dense'),
         *layer('blocks/mlp/dense_out', 'encoder.layer.{}.output.dense'),
       ),
-      dataclasses.replace(TOKENS, class_token=_FIRST, registers=_OTHERS),
+      dataclasses.replace(TOKENS, class_token=_FIRST, registers=_OTHERS, positioned=-1),
       {'hidden_size': 1280, 'num_hidden_layers': 32, 'num_attention_heads': 16, 'patch_size': 16},
       'bicubic',
       IMAGENET,
@@ -56,9 +56,6 @@ class PixioFormat(TransformersFormat):
   def values(self, model: ViTConfig) -> dict[str, Any]:
     sizes = model.sizes
     return {'mlp_ratio': sizes.mlp_dim // sizes.width, 'n_cls_tokens': model.leading_tokens}
-
-  def positioned(self, family: Family, model: ViTConfig) -> int:
-    return model.leading_tokens
 
   def derived(self, files: TensorFiles, prefix: str, architecture: Architecture) -> dict[str, Derived]:
     one, number, width = files.shapes.get(_CLASS_TOKENS, (1, 1, 1))

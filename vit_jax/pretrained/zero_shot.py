@@ -5,7 +5,7 @@ The kernel's columns are the features of the texts, scaled as the logits of pair
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -69,13 +69,9 @@ def read(files: TensorFiles, layout: TextLayout, texts: Sequence[str]) -> Texts:
   else:
     ends = (ids if layout.end is None else ids == layout.end).argmax(axis=1)
   compute = jax.jit(lambda tower, tokens, ends: tower(tokens, ends))
-  with jax.default_matmul_precision('highest'):
-    features = [
-      np.asarray(compute(tower, table[ids[first : first + _TEXTS]] + positions, ends[first : first + _TEXTS]))
-      for first in range(0, len(ids), _TEXTS)
-    ]
+  features = _in_parts(lambda part, ends: compute(tower, table[part] + positions, ends), ids, ends)
   bias = 0.0 if layout.bias is None else files.read(layout.bias).item()
-  return Texts(np.concatenate(features), math.exp(files.read(layout.scale).item()), bias, layout.link)
+  return Texts(features, math.exp(files.read(layout.scale).item()), bias, layout.link)
 
 
 def of_network(pretrained: Pretrained, numbers: np.ndarray) -> Texts:
@@ -83,13 +79,17 @@ def of_network(pretrained: Pretrained, numbers: np.ndarray) -> Texts:
   network: Any = nnx.merge(pretrained.architecture.graph_and_shapes()[0], pretrained.params)
   assert isinstance(network, ComparesTexts), 'its options have a text tower'
   compute = jax.jit(lambda network, numbers: network.text_features(numbers))
-  with jax.default_matmul_precision('highest'):
-    features = [
-      np.asarray(compute(network, numbers[first : first + _TEXTS]))
-      for first in range(0, len(numbers), _TEXTS)
-    ]
+  features = _in_parts(lambda part: compute(network, part), numbers)
   scale, bias = (each.item() for each in network.scale_and_bias())
-  return Texts(np.concatenate(features), scale, bias, pretrained.link)
+  return Texts(features, scale, bias, pretrained.link)
+
+
+def _in_parts(compute: Callable[..., jax.Array], *arrays: np.ndarray) -> np.ndarray:
+  """What is computed of the rows of arrays, some of them at a time."""
+  firsts = range(0, len(arrays[0]), _TEXTS)
+  with jax.default_matmul_precision('highest'):
+    parts = [np.asarray(compute(*(array[first : first + _TEXTS] for array in arrays))) for first in firsts]
+  return np.concatenate(parts)
 
 
 def _tower(files: TensorFiles, layout: TextLayout) -> TextTower:

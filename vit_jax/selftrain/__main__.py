@@ -28,7 +28,7 @@ from vit_jax.foundation.errors import UserError
 
 if TYPE_CHECKING:
   from vit_jax.selftrain.choosing import Predictions
-  from vit_jax.selftrain.labels import Labels
+  from vit_jax.selftrain.samples import Labels
 
 _TEACHERS = flags.DEFINE_string(
   'teachers',
@@ -65,7 +65,8 @@ def main(arguments: Sequence[str]) -> None:
 
   source = opened(arguments)
   from vit_jax.checkpoint.lease import Lease
-  from vit_jax.selftrain import labelling, labels, samples
+  from vit_jax.selftrain import labelling, samples
+  from vit_jax.selftrain.choosing import Choice
 
   teacher = labelling.Teachers(teachers, _BATCH_SIZE.value or 64)
   chunks = labelling.Chunks(workdir, teacher, source)
@@ -75,9 +76,9 @@ def main(arguments: Sequence[str]) -> None:
     print(f'Part {_PART.value} of {len(source):,} images is labelled; end with the command without --part.')
     return
   predictions = chunks.read()
-  choice = labels.Choice(_CONFIDENCE.value or 0.0, _PER_CLASS.value, _TOP.value or 5)
+  choice = Choice(_CONFIDENCE.value or 0.0, _PER_CLASS.value, _TOP.value or 5)
   with Lease(workdir):  # the parts of two data sets would be mixed
-    written = labels.write(source, predictions, choice, teacher.class_names, workdir)
+    written = samples.prepare(source, predictions, choice, teacher.class_names, workdir)
   _print(predictions, written, workdir / samples.DATA_SET)
 
 

@@ -12,11 +12,17 @@ class Predictions(NamedTuple):
   probabilities: np.ndarray  # float32 (images, classes)
 
 
-def choose(predictions: Predictions, confidence: float, per_class: int | None) -> np.ndarray:
-  """The numbers of the images whose most probable class is at least so probable, in order.
+class Choice(NamedTuple):
+  """Which images and classes a student gets."""
 
-  A class keeps `per_class` of them, the most confident ones and of equal ones the first; None: all.
-  """
+  confidence: float = 0.0  # images whose most probable class is less probable are left out
+  per_class: int | None = None  # at most so many images of each class, the most confident ones; None: all
+  top: int = 5  # classes in a soft label; 1: hard labels
+
+
+def choose(predictions: Predictions, choice: Choice) -> np.ndarray:
+  """The numbers of the images that a student gets, in order; of equally confident ones of a class the first."""
+  confidence, per_class = choice.confidence, choice.per_class
   best, confident = predictions.classes[:, 0], predictions.probabilities[:, 0]
   numbers = np.flatnonzero((best >= 0) & (confident >= confidence))
   if per_class is None or not len(numbers):

@@ -5,6 +5,7 @@ import json
 import pathlib
 import shutil
 import tarfile
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -12,48 +13,56 @@ from PIL import Image
 from vit_jax.data.decode import Picture
 from vit_jax.data.sources.folder_listing import EXTENSIONS
 from vit_jax.data.sources.tfds import builder_of
-from vit_jax.foundation import files, signals
+from vit_jax.foundation import cpus, files, signals
 from vit_jax.foundation.errors import Preempted, UserError
 from vit_jax.prepare import run
 from vit_jax.prepare.images import Shrinking
 from vit_jax.prepare.selection import Selection
-from vit_jax.selftrain.choosing import Predictions
+from vit_jax.selftrain.choosing import Choice, Predictions, choose
 from vit_jax.selftrain.unlabelled import Unlabelled
 
 DATA_SET = '1.0.0'  # below the workdir, whose name is that of the data set
 _SHARD = 4096  # images
 
 
+class Labels(NamedTuple):
+  """What was written."""
+
+  numbers: np.ndarray  # of the images that were chosen
+  longest: int  # the most classes that an image has
+  unreadable: int  # images that were left out since they cannot be read
+
+
 def prepare(
   source: Unlabelled,
   predictions: Predictions,
-  numbers: np.ndarray,
-  top: int,
+  choice: Choice,
   class_names: tuple[str, ...],
   workdir: pathlib.Path,
-  selection: str,
-  workers: int,
-) -> int:
-  """Writes the data set, or goes on where that was interrupted (Preempted); the most classes that an image has.
+) -> Labels:
+  """Writes the data set of the chosen images in `workdir`, or goes on where that was interrupted (Preempted).
 
-  Args:
-    source, predictions: all images; `numbers`: those that are written.
-    top: classes of each at most, of all that have names.
-    workdir: where to; the shards take as much room again until the data set is complete.
-    selection: a name for how images and classes were chosen: a data set chosen otherwise is refused.
-    workers: processes.
+  The shards that it is made of take as much room again until it is complete. A soft label has all classes with names.
 
   Raises:
-    UserError: there is a data set that was chosen otherwise, or has not all the images that were chosen.
+    UserError: no image is chosen, or there is a data set that was chosen otherwise, or has not all that were chosen.
   """
-  shards, data_set = workdir / f'samples-{selection}', str(workdir / DATA_SET)
-  options = run.Options(Shrinking(), workers=workers, selection=Selection(class_names=class_names))
+  numbers, unreadable = choose(predictions, choice), int((predictions.classes[:, 0] < 0).sum())
+  if not len(numbers):
+    raise UserError(
+      f'Of {len(source):,} images {unreadable:,} cannot be read, and no other reaches '
+      f'--confidence={choice.confidence:g}; lower it, or check the images.'
+    )
+  chosen = f'top{choice.top}-confidence{choice.confidence:g}-per_class{choice.per_class or "all"}'
+  shards, data_set = workdir / f'samples-{chosen}', str(workdir / DATA_SET)
+  selection = Selection(class_names=class_names)
+  options = run.Options(Shrinking(), workers=cpus.usable(), selection=selection)
   if not run.is_complete(str(shards), data_set, options):
     files.make_directories(shards)
     for shard, start in enumerate(range(0, len(numbers), _SHARD)):
       path = shards / f'train-{shard:06}.tar'
       if not path.exists():
-        _write(path, source, predictions, numbers[start : start + _SHARD], top)
+        _write(path, source, predictions, numbers[start : start + _SHARD], choice.top)
     try:
       with signals.raise_at_interrupt():  # the processes have to be ended
         run.prepare(str(shards), data_set, options)
@@ -61,7 +70,8 @@ def prepare(
       raise Preempted('Interrupted.') from None
   shutil.rmtree(shards, ignore_errors=True)
   _check_records(data_set, len(numbers))
-  return max(len(_label(predictions, number, top)[0]) for number in numbers)
+  longest = max(len(_label(predictions, number, choice.top)[0]) for number in numbers)
+  return Labels(numbers, longest, unreadable)
 
 
 def _check_records(data_set: str, chosen: int) -> None:

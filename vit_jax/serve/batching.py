@@ -79,10 +79,6 @@ class Batcher:
     """How many images the model computes a second, in batches of the quickest size."""
     return self.quickest / max(self._seconds[self.quickest], 1e-9)
 
-  def __len__(self) -> int:
-    """How many images wait."""
-    return len(self._waiting)
-
   def submit(self, function: str, image: np.ndarray) -> Future[np.ndarray]:
     """The row of an image (H, W, C), when it has been computed; any thread may ask."""
     item = _Item(function, image, Future(), time.monotonic())
@@ -101,9 +97,7 @@ class Batcher:
 
   def _run(self) -> None:
     while chosen := self._next():
-      items = [
-        item for item in chosen if item.answer.set_running_or_notify_cancel()
-      ]  # the others have been cancelled
+      items = [item for item in chosen if item.answer.set_running_or_notify_cancel()]  # others were cancelled
       if not items:
         continue
       size = next(size for size in self.sizes if size >= len(items))
@@ -145,4 +139,4 @@ class Batcher:
 
   def seconds_until_free(self) -> int:
     """After how many whole seconds what waits now will have been answered, about; at least one."""
-    return max(1, math.ceil(len(self) / self.images_per_second))
+    return max(1, math.ceil(len(self._waiting) / self.images_per_second))

@@ -12,7 +12,7 @@ from vit_jax.experiments.runner import Job
 from vit_jax.foundation.errors import UserError
 from vit_jax.options import config_files
 from vit_jax.selftrain import samples
-from vit_jax.selftrain.labels import Choice
+from vit_jax.selftrain.choosing import Choice
 
 _Choice = TypeVar('_Choice')
 

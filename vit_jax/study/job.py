@@ -43,7 +43,7 @@ def main(arguments: Sequence[str]) -> None:
 
 def _label(run: 'StudyRun') -> None:
   """Has the teachers label the images that have no labels, or goes on with it."""
-  from vit_jax.selftrain import labelling, labels
+  from vit_jax.selftrain import labelling, samples
   from vit_jax.selftrain.unlabelled import opened
   from vit_jax.study import definition
 
@@ -53,7 +53,7 @@ def _label(run: 'StudyRun') -> None:
   teacher = labelling.Teachers(teachers, _BATCH_SIZE)
   chunks = labelling.Chunks(folder, teacher, source)
   chunks.label(teacher, source, (0, 1), lambda images: None)
-  labels.write(source, chunks.read(), run.unlabelled.choice, teacher.class_names, folder)
+  samples.prepare(source, chunks.read(), run.unlabelled.choice, teacher.class_names, folder)
 
 
 def _end_with_study() -> None:

@@ -126,10 +126,14 @@ def patches(seen: Observation) -> Figure:
   rows, columns = seen.grid
   # Pixels of the picture along a patch; small images are enlarged.
   side = max(12, *(round(n / cells) for n, cells in zip(seen.photograph.shape, seen.grid)))
-  photo = _enlarged(seen.photograph, (rows * side, columns * side))
+  size = (columns * side, rows * side)
+  photo = cv2.resize(seen.photograph, size, interpolation=cv2.INTER_NEAREST)
   tiles = photo.reshape(rows, side, columns, side, -1).transpose(0, 2, 1, 3, 4)
   picture = _spaced(tiles, max(2, side // 8), fill=1.0)
-  figure, axis = _single(picture.shape)
+  scale = 5 / max(picture.shape[:2])  # inches of a pixel
+  size = (max(scale * picture.shape[1], 3.5), scale * picture.shape[0] + 0.4)
+  figure = Figure(figsize=size, layout='constrained')
+  axis = figure.subplots()
   show(axis, picture)
   height, width = seen.photograph.shape[:2]
   axis.set_title(
@@ -270,13 +274,6 @@ def show(axis: Axes, picture: np.ndarray) -> None:
   axis.set_axis_off()
 
 
-def _single(shape: tuple[int, ...], inches: float = 5.0) -> tuple[Figure, Axes]:
-  """A figure of one picture, whose longer side has so many inches."""
-  scale = inches / max(shape[:2])
-  figure = Figure(figsize=(max(scale * shape[1], 3.5), scale * shape[0] + 0.4), layout='constrained')
-  return figure, figure.subplots()
-
-
 def _tiles(
   count: int, columns: int, shape: tuple[int, ...], inches: float | None = None
 ) -> tuple[Figure, Any]:
@@ -301,11 +298,6 @@ def _spaced(tiles: np.ndarray, gap: int, fill: float = np.nan) -> np.ndarray:
       top, left = row * (height + gap), column * (width + gap)
       picture[top : top + height, left : left + width] = tiles[row, column]
   return picture
-
-
-def _enlarged(photo: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-  """(H, W, C) -> (*size, C), pixels as squares."""
-  return cv2.resize(photo, size[::-1], interpolation=cv2.INTER_NEAREST).reshape(*size, -1)
 
 
 def _smooth(share: np.ndarray, size: tuple[int, int]) -> np.ndarray:

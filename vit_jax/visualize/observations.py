@@ -51,7 +51,7 @@ class Observer:
     """Everything of one of Pillow's images, or uint8 pixels."""
     prepared = self.model.preprocess([image])
     weights = self._attention(prepared)
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = dict.fromkeys(('heads', 'rollout', 'distances'))
     if weights is not None and self.grid is not None:
       token = self.reads_class_token
       found['heads'] = np.asarray(measures.attention_from(weights, grid=self.grid, class_token=token))
@@ -63,11 +63,9 @@ class Observer:
       predictions=self._best(prepared),
       grid=self.grid,
       attending='the class token' if self.reads_class_token else 'the mean of all patches',
-      heads=found.get('heads'),
-      rollout=found.get('rollout'),
-      distances=found.get('distances'),
       layers=_colours(self._tokens(prepared)),
       features=np.asarray(self.model.feature_maps(prepared)[0], np.float32),
+      **found,
     )
 
   def distances(self, image: Image.Image | np.ndarray) -> np.ndarray:
