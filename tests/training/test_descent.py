@@ -202,13 +202,12 @@ def test_nothing_is_learnt_where_sams_second_gradient_is_not_finite():
 @pytest.mark.parametrize(
   ('options', 'said'),
   [
-    ({'schedule': c.ScheduleConfig()}, r"schedule\.decay='constant' without a cooldown"),
-    ({'schedule': c.ScheduleConfig(decay='constant', cooldown='2 steps')}, r"schedule\.decay='constant'"),
+    ({'schedule': c.ScheduleConfig(decay='constant', cooldown='2 steps')}, "'constant' without a cooldown"),
     ({'optimizer': c.OptimizerConfig('schedule_free', momentum=0.9)}, 'does not take momentum'),
     ({'optimizer': c.OptimizerConfig('schedule_free', momentum_dtype='bfloat16')}, 'momentum_dtype'),
     ({'model': tiny.efficientnet()}, 'running statistics, which would be those of other parameters'),
   ],
-  ids=['decay', 'cooldown', 'momentum', 'momentum_dtype', 'running statistics'],
+  ids=['cooldown', 'momentum', 'momentum_dtype', 'running statistics'],
 )
 def test_what_contradicts_a_schedule_free_average_is_refused(options, said):
   config = dataclasses.replace(CONFIG, optimizer=c.OptimizerConfig('schedule_free'))
