@@ -155,7 +155,10 @@ def test_a_batch_has_a_text_of_the_class_of_each_image():
       {'objective': c.ClassificationObjective(), 'evaluators': {}},
       'choose --config.objective.name=contrastive',
     ),
-    ({'evaluators': {'test': c.ClassificationEvaluatorConfig()}}, "choose 'zero_shot' or 'retrieval' or 'fewshot'"),
+    (
+      {'evaluators': {'test': c.ClassificationEvaluatorConfig()}},
+      "choose 'zero_shot' or 'retrieval' or 'fewshot'",
+    ),
   ],
 )
 def test_what_it_cannot_train_is_refused(changes, said):
