@@ -1,5 +1,7 @@
 """Small models for the tests."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,25 +17,24 @@ from vit_jax.models.resnet import ResNetConfig
 from vit_jax.models.two_towers import TwoTowersConfig
 from vit_jax.models.vit_config import ViTConfig
 
+SIZES = {'patch': 4, 'width': 32, 'mlp_dim': 48, 'depth': 2, 'heads': 4}
+
 
 def options(**changes) -> ViTConfig:
   """A Vision Transformer of width 32 with two blocks."""
-  sizes = {'patch': 4, 'width': 32, 'mlp_dim': 48, 'depth': 2, 'heads': 4}
-  return ViTConfig(variant='custom', **{**sizes, **changes})
+  return ViTConfig(variant='custom', **SIZES | changes)
 
 
 def mae(**changes) -> MaeConfig:
   """A masked autoencoder of width 32 with two blocks, and a decoder of width 24 with three."""
-  sizes = {'patch': 4, 'width': 32, 'mlp_dim': 48, 'depth': 2, 'heads': 4}
   decoder = {'decoder_width': 24, 'decoder_depth': 3, 'decoder_heads': 3}
-  return MaeConfig(variant='custom', **{**sizes, **decoder, **changes})
+  return MaeConfig(variant='custom', **SIZES | decoder | changes)
 
 
 def dino(**changes) -> DinoConfig:
   """A Vision Transformer of width 32 with two blocks, and 40 prototypes."""
-  sizes = {'patch': 4, 'width': 32, 'mlp_dim': 48, 'depth': 2, 'heads': 4}
   projection = {'prototypes': 40, 'projection_hidden': 24, 'projection_width': 16}
-  return DinoConfig(variant='custom', **{**sizes, **projection, **changes})
+  return DinoConfig(variant='custom', **SIZES | projection | changes)
 
 
 def moco(**changes) -> MocoConfig:
@@ -44,9 +45,8 @@ def moco(**changes) -> MocoConfig:
 
 def two_towers(**changes) -> TwoTowersConfig:
   """Two towers of two blocks: of images of width 32, of texts of width 24."""
-  sizes = {'patch': 4, 'width': 32, 'mlp_dim': 48, 'depth': 2, 'heads': 4}
   text = {'text_width': 24, 'text_heads': 3, 'text_length': 12}
-  return TwoTowersConfig(variant='custom', **{**sizes, **text, **changes})
+  return TwoTowersConfig(variant='custom', **SIZES | text | changes)
 
 
 def mixer(**changes) -> MixerConfig:
@@ -105,10 +105,14 @@ def keys(batch=3, seed=0):
 
 
 def apply(graphdef, params, x, keys=None):
-  """The logits, compiled, at the highest matmul precision."""
-  call = jax.jit(lambda params, x, keys: nnx.merge(graphdef, params)(x, keys=keys))
+  """The logits, compiled once for a network and a shape, at the highest matmul precision."""
   with jax.default_matmul_precision('highest'):
-    return call(params, x, keys)
+    return _logits(graphdef, params, x, keys)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _logits(graphdef, params, x, keys):
+  return nnx.merge(graphdef, params)(x, keys=keys)
 
 
 def equations(jaxpr, times=1):

@@ -37,6 +37,7 @@ def _result(**changes):
     return _step(graphdef)(params, tiny.images(), tiny.keys())
 
 
+REPEATED = ({'unroll': True}, {'remat': 'dots'})
 PART = {'attention_dropout': 0.0}  # then the last of unrolled blocks computes only what the head reads
 
 
@@ -44,8 +45,8 @@ PART = {'attention_dropout': 0.0}  # then the last of unrolled blocks computes o
 @pytest.mark.parametrize(
   'changes',
   [
-    *({'unroll': True}, {'remat': 'block'}, {'remat': 'dots'}, {'remat': 'dots', 'unroll': True}),
-    *({'unroll': True, **PART}, {'remat': 'dots', 'unroll': True, **PART}),
+    *({'remat': 'block'}, {'remat': 'dots', 'unroll': True}, {'unroll': True, **PART}),
+    *(pytest.param(changes, marks=pytest.mark.nightly) for changes in REPEATED),
   ],
 )
 def test_loops_and_rematerialisation_change_no_value_and_no_gradient(changes):

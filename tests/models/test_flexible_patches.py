@@ -10,7 +10,13 @@ import tiny
 from flax import nnx
 
 import vit_jax
-from vit_jax.config import ClassificationEvaluatorConfig, Config, DataConfig, ScheduleConfig
+from vit_jax.config import (
+  ClassificationEvaluatorConfig,
+  Config,
+  DataConfig,
+  ScheduleConfig,
+  TensorBoardConfig,
+)
 from vit_jax.data.preprocess import Preprocess
 from vit_jax.data.sources import open_source
 from vit_jax.foundation.errors import UserError
@@ -49,14 +55,20 @@ def test_each_size_computes_what_numpy_does_with_a_kernel_and_positions_of_its_o
 
 @pytest.mark.slow
 def test_a_run_evaluates_each_size_as_load_gives_it(tmp_path):
-  model = tiny.options(**OPTIONS | {'patch': 2, 'width': 16, 'pool': 'gap'})
+  model = tiny.options(**OPTIONS | {'patch': 2, 'width': 16, 'depth': 1, 'pool': 'gap'})
   evaluators: dict[str, Any] = {
     f'patch_{size}': ClassificationEvaluatorConfig(split='test', patch=size) for size in SIZES
   }
   data = DataConfig(source='digits', image_size=(8, 8), channels=1)
   schedule = ScheduleConfig(learning_rate=0.01, warmup='0 steps')
   run = Config(
-    total='40 steps', batch_size=64, model=model, data=data, evaluators=evaluators, schedule=schedule
+    total='20 steps',
+    batch_size=64,
+    model=model,
+    data=data,
+    evaluators=evaluators,
+    schedule=schedule,
+    tensorboard=TensorBoardConfig(pictures=False),
   )
   loop.train(run, tmp_path)
   scores = evaluate_newest(run, tmp_path)

@@ -11,6 +11,7 @@ from flax import nnx
 
 from vit_jax import config as c
 from vit_jax import recipes
+from vit_jax.checkpoint.manager import Manager
 from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import Architecture
 from vit_jax.training import initialization, loop
@@ -103,8 +104,15 @@ def test_the_loss_is_that_of_numpy(normalise):
 
 
 @pytest.mark.slow
-def test_a_run_is_fine_tuned_by_the_encoder_alone(tmp_path):
-  loop.train(dataclasses.replace(CONFIG, evaluators={}), tmp_path / 'mae')
+@pytest.mark.parametrize('trained', [False, pytest.param(True, marks=pytest.mark.nightly)])
+def test_a_run_is_fine_tuned_by_the_encoder_alone(tmp_path, trained):
+  if trained:
+    loop.train(dataclasses.replace(CONFIG, evaluators={}), tmp_path / 'mae')
+  else:
+    _, params = tiny.build(MODEL, image_size=(8, 8), channels=1, num_classes=0)
+    meta = {'config': c.as_json(CONFIG), 'class_names': [], 'examples': 9}
+    with Manager(tmp_path / 'mae/checkpoints', CONFIG.checkpoint) as manager:
+      manager.save(4, {'params': params}, meta)
   config = recipes.fitted(str(tmp_path / 'mae'), 'digits', 'head')
   assert type(config.model) is c.ViTConfig and config.model.position == 'learned'
   loaded, said = initialization.read_initial(config, Architecture(config.model, (8, 8), 1, 10), ())

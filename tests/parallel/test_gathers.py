@@ -75,7 +75,7 @@ def test_a_tpu_gathers_the_kernels_of_unrolled_blocks_once():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('unroll', [False, True])
+@pytest.mark.parametrize('unroll', [False, pytest.param(True, marks=pytest.mark.nightly)])
 def test_a_tpu_attends_to_256_of_257_tokens_apart_from_the_last(unroll):
   """256 patches and a class token: 257 x 257 weights would be padded to 384."""
   pytest.importorskip('libtpu')

@@ -34,9 +34,14 @@ CUSTOM = 'custom'  # the variant that has no size of its own
 ShardingRules = tuple[tuple[str, *tuple[tuple[str | None, ...], ...]], ...]
 
 
+def device_of(sharding: Sharding) -> Any:
+  """One of the devices of a sharding, which are all of one kind."""
+  return next(iter(sharding.device_set))
+
+
 def on_processors(sharding: Sharding | None) -> bool:
   """Whether the devices of a sharding are processors; None (a model loaded for the user's own program): unknown."""
-  return sharding is not None and next(iter(sharding.device_set)).platform == 'cpu'
+  return sharding is not None and device_of(sharding).platform == 'cpu'
 
 
 def under(prefix: str, rules: ShardingRules) -> ShardingRules:
@@ -175,8 +180,19 @@ class ModelConfig(abc.ABC):
 
   def part_of(self, kind: type[P], **options: Any) -> P:
     """The options that models of another kind have too, as one of these; `options` replace some."""
-    own = {field.name: getattr(self, field.name) for field in dataclasses.fields(kind)}
-    return kind(**own | options)
+    return kind(**self.values(*(field.name for field in dataclasses.fields(kind))) | options)
+
+  def values(self, *names: str) -> dict[str, Any]:
+    """Some options with their values."""
+    return {name: getattr(self, name) for name in names}
+
+  def check_only(self, path: str, what: str, **needed: object) -> None:
+    """Raises UserError, which says `what`, for an option of a Vision Transformer that has another value than needed."""
+    for name, right in needed.items():
+      if getattr(self, name) != right:
+        raise UserError(
+          f'{path}.{name} is {getattr(self, name)!r}, {what.format(right)}; leave it out, or choose --{path}.name=vit.'
+        )
 
   def with_unrolled_blocks(self, unrolled: bool) -> Self:
     """The model whose blocks are unrolled or a loop, where `unroll` leaves that open."""

@@ -56,12 +56,8 @@ class StandardisedConv(nnx.Module):
     """(B, H, W, inputs) -> (B, H / stride, W / stride, outputs), both rounded up."""
     kernel = standardise(self.kernel[...], self.style).astype(self.dtype)
     half = len(kernel) // 2
-    padding = (half, half), (half, half)
-    if self.style.same:
-      top_and_bottom, left_and_right = jax.lax.padtype_to_pads(
-        x.shape[1:3], kernel.shape[:2], (self.stride, self.stride), 'SAME'
-      )
-      padding = top_and_bottom, left_and_right
+    around = (half, half), (half, half)
+    padding = strided_convolution.same_padding(x, kernel, self.stride) if self.style.same else around
     y = strided_convolution.convolve(x.astype(self.dtype), kernel, self.stride, padding)
     return scanned_blocks.constrain(y, self.sharding)
 

@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from vit_jax.foundation.errors import UserError
 from vit_jax.models import vit_flops
 from vit_jax.models.base import Architecture, Model, Sharding, ShardingRules
 from vit_jax.models.flops import Layer
@@ -61,7 +60,7 @@ class DinoConfig(ViTConfig):
 
   def _layers(self, architecture: Architecture, dropped: float) -> list[Layer]:
     """Those of the transformer and of the projection of its class token."""
-    *transformer, _ = vit_flops.layers(self, dataclasses.replace(architecture, num_classes=0), dropped)
+    transformer = vit_flops.without_head(self, architecture, dropped)
     sizes = (self.sizes.width, self.projection_hidden, self.projection_hidden, self.projection_width)
     products = sum(
       inputs * outputs for inputs, outputs in zip(sizes, (*sizes[1:], self.prototypes), strict=True)
@@ -75,12 +74,7 @@ class DinoConfig(ViTConfig):
     super().check(path)
     needed = {'pool': 'token', 'final_norm': 'tokens', 'mask_token': True, 'pre_logits_size': None}
     needed |= {'distillation_token': False, 'cosine_head': False, 'axial': False, 'patch_dropout': 0.0}
-    for name, right in needed.items():
-      if getattr(self, name) != right:
-        raise UserError(
-          f'{path}.{name} is {getattr(self, name)!r}, and the student of a self-distillation needs {right!r}; leave it '
-          f'out, or choose --{path}.name=vit.'
-        )
+    self.check_only(path, 'and the student of a self-distillation needs {!r}', **needed)
 
 
 class Projection(nnx.Module):

@@ -11,7 +11,7 @@ from vit_jax.foundation.registry import Registry
 from vit_jax.models import axial
 from vit_jax.models.base import Grid, Sharding
 from vit_jax.models.dropout import Place, drop_path, dropout
-from vit_jax.models.layers import scaled
+from vit_jax.models.layers import layer_scale, scaled
 from vit_jax.models.parts.attention import Attention, How
 from vit_jax.models.parts.mlps import MLPS
 from vit_jax.models.parts.norms import NORMS
@@ -62,7 +62,7 @@ class Block(nnx.Module):
       how=How(config.attention, config.attention_dropout, sharding, bool(config.unroll)),
       rngs=rngs,
     )
-    self.attention_scale = _layer_scale(config)
+    self.attention_scale = layer_scale(sizes.width, config.layer_scale)
     self.mlp_norm: Any = norm(sizes.width)
     self.mlp = MLPS[config.mlp_part](
       sizes.width,
@@ -74,7 +74,7 @@ class Block(nnx.Module):
       sharding=sharding,
       rngs=rngs,
     )
-    self.mlp_scale = _layer_scale(config)
+    self.mlp_scale = layer_scale(sizes.width, config.layer_scale)
     self.dropout = config.dropout
     self.drops_path = config.stochastic_depth > 0
 
@@ -169,10 +169,3 @@ class PostNormBlock(Block):
 
   def mlp_branch(self, z: jax.Array, keys: jax.Array | None, grid: Places) -> jax.Array:
     return self.mlp_norm(scaled(self.mlp(z, keys=keys, grid=grid), self.mlp_scale))
-
-
-def _layer_scale(config: 'ViTConfig') -> nnx.Param | None:
-  """A factor for each channel of a branch (LayerScale), (D,)."""
-  if config.layer_scale is None:
-    return None
-  return nnx.Param(jnp.full(config.sizes.width, config.layer_scale, jnp.float32))

@@ -56,6 +56,11 @@ def repeat_for_examples(token: nnx.Param, z: jax.Array) -> jax.Array:
   return jnp.broadcast_to(token[...].astype(z.dtype), (z.shape[0], *token.shape[1:]))
 
 
+def layer_scale(width: int, value: float | None) -> nnx.Param | None:
+  """A factor for each channel of a branch, (D,), that begins at `value` (LayerScale); None: there is none."""
+  return None if value is None else nnx.Param(jnp.full(width, value, jnp.float32))
+
+
 def scaled(y: jax.Array, scale: nnx.Param | None) -> jax.Array:
   """What a branch adds, (B, N, D), times its learned factors (D,), if it has any."""
   return y if scale is None else y * scale[...].astype(y.dtype)

@@ -14,7 +14,6 @@ import jax.numpy as jnp
 from flax import nnx
 from flax.nnx import initializers
 
-from vit_jax.foundation.errors import UserError
 from vit_jax.models import scanned_blocks, vit_flops
 from vit_jax.models.base import Architecture, Grid, Model, Sharding, ShardingRules, under
 from vit_jax.models.encoder_block import BLOCKS
@@ -66,13 +65,7 @@ class MaeConfig(ViTConfig):
       position='sincos2d_mae',
       class_token=self.has_class_token,
       register_tokens=self.register_tokens,
-      activation=self.activation,
-      attention=self.attention,
-      norm=self.norm,
-      norm_epsilon=self.norm_epsilon,
-      dtype=self.dtype,
-      remat=self.remat,
-      unroll=self.unroll,
+      **self.values('activation', 'attention', 'norm', 'norm_epsilon', 'dtype', 'remat', 'unroll'),
     )
 
   @property
@@ -103,19 +96,13 @@ class MaeConfig(ViTConfig):
   def _layers(self, architecture: Architecture, dropped: float) -> list[Layer]:
     """Those of the encoder, of which a share `dropped` of the patches is not seen, and those of the decoder."""
     of = self.decoder
-    encoder = vit_flops.layers(self, dataclasses.replace(architecture, num_classes=0), dropped)[:-1]
-    decoder = [
-      layer._replace(name=f'decoder/{layer.name}')
-      for layer in vit_flops.layers(of, dataclasses.replace(architecture, model=of))
-      if layer.name.startswith('blocks/')
-    ]
     rows, columns = self.grid(architecture.image_size)
     patches, width, pixels = rows * columns, of.sizes.width, self.pixels(architecture.channels)
     tokens = self.leading_tokens + kept(patches, dropped)
     return [
-      *encoder,
+      *vit_flops.without_head(self, architecture, dropped),
       Layer('decoder/embedding', (tokens, width), tokens * self.sizes.width * width),
-      *decoder,
+      *vit_flops.blocks(of, architecture, 'decoder'),
       Layer('head', (patches, pixels), patches * width * pixels),
     ]
 
@@ -125,12 +112,8 @@ class MaeConfig(ViTConfig):
 
   def check(self, path: str) -> None:
     super().check(path)
-    for name, right in (('pool', 'none'), ('mask_token', False), ('distillation_token', False)):
-      if getattr(self, name) != right:
-        raise UserError(
-          f'{path}.{name} is {getattr(self, name)!r}, which a masked autoencoder does not have; leave it out, or '
-          f'choose --{path}.name=vit.'
-        )
+    does_not = 'which a masked autoencoder does not have'
+    self.check_only(path, does_not, pool='none', mask_token=False, distillation_token=False)
 
 
 class Decoder(nnx.Module):

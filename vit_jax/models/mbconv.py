@@ -81,9 +81,7 @@ class Conv(nnx.Module):
   def __call__(self, x: jax.Array) -> jax.Array:
     """(B, H, W, inputs) -> (B, H / stride, W / stride, outputs), both rounded up."""
     kernel = self.kernel[...].astype(self.dtype)
-    strides = (self.stride, self.stride)
-    rows, columns = jax.lax.padtype_to_pads(x.shape[1:3], kernel.shape[:2], strides, 'SAME')
-    x, padding = x.astype(self.dtype), (rows, columns)
+    x, padding = x.astype(self.dtype), strided_convolution.same_padding(x, kernel, self.stride)
     if self.depthwise:
       kernel = kernel[:, :, 0]
       y = depthwise_convolution.convolve(x, kernel, self.stride, padding=padding, sharding=self.sharding)

@@ -27,7 +27,7 @@ from vit_jax.models import scanned_blocks, variants
 from vit_jax.models.base import Architecture, Model, ModelConfig, Sharding, ShardingRules
 from vit_jax.models.dropout import Place, drop_path
 from vit_jax.models.flops import Layer
-from vit_jax.models.layers import PatchEmbedding, initial_head, scaled
+from vit_jax.models.layers import PatchEmbedding, initial_head, layer_scale, scaled
 from vit_jax.models.parts import OneOf
 from vit_jax.models.parts.mlps import MLPS, Activation, Mlp
 from vit_jax.models.parts.norms import NORMS, LayerNorm
@@ -160,16 +160,15 @@ class MixerBlock(nnx.Module):
     init, dtype = (initializers.lecun_normal(), initializers.zeros), jnp.dtype(config.dtype)
     options = {'activation': config.activation, 'init': init, 'dtype': dtype, 'rngs': rngs}
     norm = functools.partial(NORMS[config.norm], sizes.width, config.norm_epsilon)
-    scale = config.layer_scale
     self.token_norm = norm()
     if config.token_mixing == 'linear':
       self.token_mlp: Any = nnx.Linear(tokens, tokens, kernel_init=init[0], dtype=dtype, rngs=rngs)
     else:
       self.token_mlp = MLPS[config.mlp](tokens, sizes.tokens_mlp_dim, **options)
-    self.token_scale = None if scale is None else nnx.Param(jnp.full(sizes.width, scale, jnp.float32))
+    self.token_scale = layer_scale(sizes.width, config.layer_scale)
     self.channel_norm = norm()
     self.channel_mlp = MLPS[config.mlp](sizes.width, sizes.mlp_dim, **options)
-    self.channel_scale = None if scale is None else nnx.Param(jnp.full(sizes.width, scale, jnp.float32))
+    self.channel_scale = layer_scale(sizes.width, config.layer_scale)
     self.drops_path = config.stochastic_depth > 0
 
   def __call__(self, z: jax.Array, drop_path_rate: jax.Array | float, keys: jax.Array | None) -> jax.Array:
@@ -269,8 +268,7 @@ class Mixer(Model[MixerConfig]):
 
   def hidden_states(self, images: jax.Array) -> jax.Array:
     """(L + 1, B, N, D): the tokens before the first block and after each."""
-    last, inputs = scanned_blocks.observe(self.blocks, self.embed(images), lambda block, z: z, self._loop)
-    return jnp.concatenate([inputs, last[None]])
+    return scanned_blocks.hidden_states(self.blocks, self.embed(images), self._loop)
 
   def positions(self, image_size: tuple[int, int]) -> None:
     """Nothing is added to the tokens."""

@@ -98,6 +98,12 @@ def observe(
   return _scan(body, z, inputs, loop)
 
 
+def hidden_states(blocks: nnx.Module, z: jax.Array, loop: Loop, *shared: Any) -> jax.Array:
+  """(L + 1, B, N, D): the tokens before the first block and after each; nothing is dropped."""
+  last, inputs = observe(blocks, z, lambda block, z: z, loop, *shared)
+  return jnp.concatenate([inputs, last[None]])
+
+
 def _body(
   blocks: nnx.Module,
   z: jax.Array,

@@ -48,6 +48,12 @@ def by_xla(x: jax.Array, kernel: jax.Array, stride: int, padding: Padding, *, gr
   )
 
 
+def same_padding(x: jax.Array, kernel: jax.Array, stride: int) -> Padding:
+  """The padding 'SAME' of TensorFlow: of an odd number of pixels, the larger half at the end."""
+  rows, columns = jax.lax.padtype_to_pads(x.shape[1:3], kernel.shape[:2], (stride, stride), 'SAME')
+  return rows, columns
+
+
 def output_size(x: jax.Array, kernel: jax.Array, stride: int, padding: Padding) -> tuple[int, int]:
   """H' and W' of `convolve`."""
   rows, columns = (

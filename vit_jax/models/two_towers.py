@@ -75,12 +75,7 @@ class TwoTowersConfig(ViTConfig):
       heads=self.text_heads or sizes.heads,
       pool='gap',
       class_token=False,
-      activation=self.activation,
-      norm=self.norm,
-      norm_epsilon=self.norm_epsilon,
-      dtype=self.dtype,
-      remat=self.remat,
-      unroll=self.unroll,
+      **self.values('activation', 'norm', 'norm_epsilon', 'dtype', 'remat', 'unroll'),
       causal=self.text_causal,
       features=self.pre_logits_size or POOLS[self.pool].widths * sizes.width,
       features_bias=not self.text_causal,
@@ -110,12 +105,9 @@ class TwoTowersConfig(ViTConfig):
   def _layers(self, architecture: Architecture, dropped: float) -> list[Layer]:
     """Those of both towers; the image tower computes no more than the rest of a share `dropped` of its patches."""
     of = self.text
-    *images, _ = vit_flops.layers(self, dataclasses.replace(architecture, num_classes=0), dropped)
-    blocks = vit_flops.layers(of, Architecture(of, (1, self.text_length), 1, 0))
-    texts = [each for each in blocks if each.name.startswith('blocks/')]
     return [
-      *images,
-      *(layer._replace(name=f'text_tower/{layer.name}') for layer in texts),
+      *vit_flops.without_head(self, architecture, dropped),
+      *vit_flops.blocks(of, Architecture(of, (1, self.text_length), 1, 0), 'text_tower'),
       Layer('text_tower/projection', (of.features,), of.sizes.width * of.features),
     ]
 
@@ -126,12 +118,8 @@ class TwoTowersConfig(ViTConfig):
 
   def check(self, path: str) -> None:
     super().check(path)
-    for name, right in (('mask_token', False), ('distillation_token', False), ('cosine_head', False)):
-      if getattr(self, name) != right:
-        raise UserError(
-          f'{path}.{name} is {getattr(self, name)!r}, which two towers do not have; leave it out, or choose '
-          f'--{path}.name=vit.'
-        )
+    does_not = 'which two towers do not have'
+    self.check_only(path, does_not, mask_token=False, distillation_token=False, cosine_head=False)
     if not self.classifies_images:
       raise UserError(f"{path}.pool is 'none', which gives an image no features; choose map, token or gap.")
     if self.text_causal and self.text_end is None:

@@ -304,19 +304,13 @@ class ViT(Model['ViTConfig']):
       the row and the column block of each in turn.
     """
     places = self._places_of(images)
-    _, weights = self._observe(images, lambda block, z: block.weights(z, places))
+    look = lambda block, z: block.weights(z, places)
+    _, weights = scanned_blocks.observe(self.blocks, self.embed(images), look, self._loop, places)
     return weights.reshape(-1, *weights.shape[-4:])
 
   def hidden_states(self, images: jax.Array) -> jax.Array:
     """(L + 1, B, N, D): the tokens before the first block and after each."""
-    last, inputs = self._observe(images, lambda block, z: z)
-    return jnp.concatenate([inputs, last[None]])
-
-  def _observe(
-    self, images: jax.Array, look: Callable[[Any, jax.Array], jax.Array]
-  ) -> tuple[jax.Array, jax.Array]:
-    z, places = self.embed(images), self._places_of(images)
-    return scanned_blocks.observe(self.blocks, z, look, self._loop, places)
+    return scanned_blocks.hidden_states(self.blocks, self.embed(images), self._loop, self._places_of(images))
 
   @property
   def _loop(self) -> scanned_blocks.Loop:

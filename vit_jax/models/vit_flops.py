@@ -1,5 +1,6 @@
 """The layers of a Vision Transformer that multiply, counted from its options (models/flops.py)."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,17 @@ def layers(config: 'ViTConfig', architecture: Architecture, patch_dropout: float
   if pool.has_parameters:
     layers.append(Layer(f'{config.pool}_pool', (width,), pool.multiplications(config, tokens)))
   return layers + _heads(config, pool.widths * width, classes, tokens)
+
+
+def without_head(config: 'ViTConfig', architecture: Architecture, patch_dropout: float) -> list[Layer]:
+  """As `layers`, of a network that has another last layer."""
+  return layers(config, dataclasses.replace(architecture, num_classes=0), patch_dropout)[:-1]
+
+
+def blocks(config: 'ViTConfig', architecture: Architecture, prefix: str) -> list[Layer]:
+  """The blocks of a second stack, whose paths begin with `prefix`."""
+  own = layers(config, dataclasses.replace(architecture, model=config))
+  return [layer._replace(name=f'{prefix}/{layer.name}') for layer in own if layer.name.startswith('blocks/')]
 
 
 def mean(networks: Sequence[list[Layer]]) -> list[Layer]:

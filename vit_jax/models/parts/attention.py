@@ -21,7 +21,7 @@ from flax import nnx
 from jax.sharding import NamedSharding
 
 from vit_jax.models import dense_product, token_weights
-from vit_jax.models.base import ShardingRules
+from vit_jax.models.base import ShardingRules, device_of
 from vit_jax.models.dropout import Place, dropout
 from vit_jax.models.parts import fused_attention
 from vit_jax.models.parts.positions import AttentionPosition
@@ -365,7 +365,7 @@ def keeps_logits(
   """
   if not unrolled or sharding is None or dtype != jnp.bfloat16 or tokens > _MOST_KEPT:
     return False
-  return next(iter(sharding.device_set)).platform == 'tpu' and tokens % _LANES > _FEW
+  return device_of(sharding).platform == 'tpu' and tokens % _LANES > _FEW
 
 
 def _logits(query: jax.Array, key: jax.Array, bias: jax.Array | None = None) -> jax.Array:

@@ -13,6 +13,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from vit_jax.foundation.errors import UserError
+from vit_jax.models.base import device_of
 
 _LANES = 128  # the kernel's blocks are multiples of it
 _LARGEST_BLOCK = 1024  # tokens
@@ -56,7 +57,9 @@ def check(asked: str, heads: int, head_size: int, sharding: NamedSharding | None
     raise UserError(f'{name}, but the model is built without a mesh of devices; {remedy}.')
   if _kernel_of(sharding) != asked:
     needed = {'splash': 'TPUs, v4 or newer', 'cudnn': 'NVIDIA GPUs, Ampere or newer'}[asked]
-    raise UserError(f'{name}, which is for {needed}, and this is {_device(sharding).device_kind}; {remedy}.')
+    raise UserError(
+      f'{name}, which is for {needed}, and this is {device_of(sharding).device_kind}; {remedy}.'
+    )
   if asked == 'cudnn' and not _cudnn_has(head_size):
     raise UserError(f'{name}, whose heads are multiples of 8 up to 128, and not {head_size}; {remedy}.')
   parts = _head_parts(sharding)
@@ -139,14 +142,9 @@ def blocks(tokens: int) -> tuple[int, int]:
   return block, number * block
 
 
-def _device(sharding: NamedSharding) -> Any:
-  """One of the devices, which are all of one kind."""
-  return next(iter(sharding.device_set))
-
-
 def _kernel_of(sharding: NamedSharding) -> str | None:
   """What its devices have: TPUs from v4 on splash, NVIDIA GPUs from Ampere on cuDNN's."""
-  device = _device(sharding)
+  device = device_of(sharding)
   if device.platform == 'tpu':  # before v4, kernels cannot multiply bfloat16 matrices
     return None if device.device_kind in ('TPU v2', 'TPU v3') else 'splash'
   capability = getattr(device, 'compute_capability', '')  # '9.0'; of an AMD GPU 'gfx90a'

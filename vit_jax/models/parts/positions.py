@@ -80,12 +80,12 @@ class Position:
   def embedding(cls, tokens: Tokens, rngs: nnx.Rngs) -> Any:
     """The parameters that are added to the tokens: a Param, a module, or None."""
 
-  @staticmethod
-  def fixed(tokens: Tokens) -> np.ndarray | None:
+  @classmethod
+  def fixed(cls, tokens: Tokens) -> np.ndarray | None:
     """float32 (1, N, D) that are added to the tokens and are no parameter, or None."""
 
-  @staticmethod
-  def added(embedding: Any, tokens: Tokens, grid: Grid) -> jax.Array | None:
+  @classmethod
+  def added(cls, embedding: Any, tokens: Tokens, grid: Grid) -> jax.Array | None:
     """float32 (1, N, D) that are added to the class token and the patches of a grid, or None."""
 
   @classmethod
@@ -106,33 +106,30 @@ class Learned(Position):
     shape = (1, math.prod(tokens.grid) + tokens.class_token, tokens.width)
     return nnx.Param(_INIT(rngs.params(), shape, jnp.float32))
 
-  @staticmethod
-  def added(embedding: Any, tokens: Tokens, grid: Grid) -> jax.Array:
+  @classmethod
+  def added(cls, embedding: Any, tokens: Tokens, grid: Grid) -> jax.Array:
     return _resized(embedding[...], tokens, grid)
 
 
 class SinCos2d(Position):
   """Fixed sines and cosines of row and column (MoCo v3, arXiv 2104.02057)."""
 
-  @staticmethod
-  def fixed(tokens: Tokens) -> np.ndarray:
-    return sincos2d(tokens.grid, tokens.width, class_token=tokens.class_token)
+  # Whether the lowest frequency is 1 / 10,000, and not a little above.
+  to_lowest: ClassVar[bool] = True
 
-  @staticmethod
-  def added(embedding: Any, tokens: Tokens, grid: Grid) -> jax.Array:
-    return _resized(jnp.asarray(SinCos2d.fixed(tokens)), tokens, grid)
+  @classmethod
+  def fixed(cls, tokens: Tokens) -> np.ndarray:
+    return sincos2d(tokens.grid, tokens.width, class_token=tokens.class_token, to_lowest=cls.to_lowest)
+
+  @classmethod
+  def added(cls, embedding: Any, tokens: Tokens, grid: Grid) -> jax.Array:
+    return _resized(jnp.asarray(cls.fixed(tokens)), tokens, grid)
 
 
 class MaeSinCos2d(SinCos2d):
-  """The same with the frequencies of MAE's code (arXiv 2111.06377): the lowest is a little above 1 / 10,000."""
+  """The same with the frequencies of MAE's code (arXiv 2111.06377)."""
 
-  @staticmethod
-  def fixed(tokens: Tokens) -> np.ndarray:
-    return sincos2d(tokens.grid, tokens.width, class_token=tokens.class_token, to_lowest=False)
-
-  @staticmethod
-  def added(embedding: Any, tokens: Tokens, grid: Grid) -> jax.Array:
-    return _resized(jnp.asarray(MaeSinCos2d.fixed(tokens)), tokens, grid)
+  to_lowest: ClassVar[bool] = False
 
 
 def _resized(embedding: jax.Array, tokens: Tokens, grid: Grid) -> jax.Array:
@@ -165,8 +162,8 @@ class Learned2d(nnx.Module, Position):
   def embedding(cls, tokens: Tokens, rngs: nnx.Rngs) -> 'Learned2d':
     return cls(tokens, rngs=rngs)
 
-  @staticmethod
-  def added(embedding: Any, tokens: Tokens, grid: Grid) -> jax.Array:
+  @classmethod
+  def added(cls, embedding: Any, tokens: Tokens, grid: Grid) -> jax.Array:
     return embedding(grid)
 
   def __init__(self, tokens: Tokens, *, rngs: nnx.Rngs):
