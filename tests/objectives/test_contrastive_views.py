@@ -186,7 +186,7 @@ def test_the_momentum_encoder_loads_and_is_fine_tuned_frozen_patches_stay_and_a_
   ('changes', 'said'),
   [
     ({'model': tiny.options()}, 'it needs a Vision Transformer with a projection, --config.model.name=moco'),
-    ({'model': dataclasses.replace(MODEL, pool='none')}, 'which contrastive learning has no use for'),
+    ({'model': dataclasses.replace(MODEL, pool='none')}, 'which leaves nothing to project'),
     ({'objective': c.ClassificationObjective()}, 'choose --config.objective.name=contrastive_views'),
     ({'objective': SIMCLR.objective}, 'SimCLR, which has no predictor; set --config.model.predictor=False'),
     ({'ema': 0.0}, 'whose teacher is the EMA, and config.ema is 0; set it'),

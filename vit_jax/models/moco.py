@@ -68,24 +68,21 @@ class MocoConfig(ViTConfig):
 
   def _layers(self, architecture: Architecture, dropped: float) -> list[Layer]:
     """Those of the transformer, of the projection and of the predictor."""
-    *transformer, _ = vit_flops.layers(self, dataclasses.replace(architecture, num_classes=0), dropped)
     heads = [
       Layer(name, sizes[-1:], sum(inputs * outputs for inputs, outputs in itertools.pairwise(sizes)))
       for name, sizes in self.head_sizes.items()
     ]
-    return [*transformer, *heads]
+    return [*vit_flops.without_head(self, architecture, dropped), *heads]
 
   def describe(self) -> str:
     return f'{super().describe()}, projected to {self.projection_width}'
 
   def check(self, path: str) -> None:
     super().check(path)
-    for name, wrong in (('pool', 'none'), ('mask_token', True), ('distillation_token', True)):
-      if getattr(self, name) == wrong:
-        raise UserError(
-          f'{path}.{name} is {wrong!r}, which contrastive learning has no use for; leave it out, or choose '
-          f'--{path}.name=vit.'
-        )
+    if self.pool == 'none':
+      raise UserError(f'{path}.pool is none, which leaves nothing to project; choose token, gap or map.')
+    what = 'which contrastive learning has no use for'
+    self.check_only(path, what, mask_token=False, distillation_token=False)
 
 
 class NormedLayers(nnx.Module):
