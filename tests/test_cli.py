@@ -373,9 +373,9 @@ def test_interrupt_at_any_moment_is_one_sentence(name, moment, place):
   said = [line for line in result.stderr.splitlines() if not line.startswith('Workdir:')]
   assert result.returncode in ((130,) if moment == 1 else (130, 75, 0)), result.stderr
   if result.returncode:
-    # Where it stands: what the command prints at the same moment may come before or after it.
+    # Where it stands: what the command prints at the same moment may come before or after it; `push` says two things.
     sentences = [line for line in said if 'Interrupted' in line]
-    assert 'Traceback' not in result.stderr and len(sentences) == 1 and len(said) <= 2, result.stderr
+    assert 'Traceback' not in result.stderr and len(sentences) == 1 and len(said) <= 3, result.stderr
 
 
 @pytest.mark.slow

@@ -142,7 +142,7 @@ CASES: dict[str, tuple[Make, str]] = {
   'timm: a megabyte of a name': (changed('timm', architecture='vit_' * 2**18), 'architecture'),
   'timm: patches of one dimension': (
     tensor('timm', 'patch_embed.proj.weight', 32),
-    "that of a ViT of timm's has 4 dimensions",
+    "that of a model of timm's has 4 dimensions",
   ),
   'a billion times as wide': (changed('efficientnet', width_coefficient=10**9), 'width_coefficient 1000'),
   'stages that are an object': (changed('efficientnet', num_block_repeats={}), 'num_block_repeats'),

@@ -35,7 +35,10 @@ class RetrievalEvaluatorConfig(EvaluatorConfig):
   captions: Count = 5
 
   metrics: ClassVar[Mapping[str, MetricKind]] = {
-    f'{way}_recall_at_{k}': MetricKind(higher_is_better=True, percent=True, headline=k == 1)
+    # Headlines are printed as shares of images, and recall by captions is a share of captions.
+    f'{way}_recall_at_{k}': MetricKind(
+      higher_is_better=True, percent=True, headline=(way, k) == ('image_to_text', 1)
+    )
     for way in ('image_to_text', 'text_to_image')
     for k in _AT
   }

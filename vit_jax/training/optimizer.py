@@ -40,7 +40,7 @@ class OptimizerConfig:
   # Optimizer: 'adam', 'sgd' (with momentum), 'rmsprop' (with momentum, as TensorFlow's), 'muon' (arXiv 2502.16982, Adam
   # for all but the kernels between embedding and head), 'lamb' (arXiv 1904.00962, for large batches), 'adafactor'
   # (arXiv 1804.04235, little memory: see `adafactor_scaling`), 'schedule_free' (arXiv 2405.15682, AdamW whose
-  # parameters are averaged, in the place of a decay of the rate: schedule.decay is 'constant'), or a scaling of optax,
+  # parameters are averaged, in the place of a decay of the rate: schedule.decay=constant), or a scaling of optax,
   # that is `optax.scale_by_NAME`: 'adadelta', 'adamax', 'adan', 'amsgrad', 'belief', 'factored_rms', 'lion',
   # 'novograd', 'optimistic_gradient', 'radam', 'rms', 'rss', 'sign', 'sm3', 'stddev', 'yogi'.
   name: str = 'adam'
