@@ -112,13 +112,11 @@ def features(
   If labels have weights, also 'weights', and of images with captions 'captions'; where there are no classes, no label.
   `classes` are the names of the classes, or only their number.
   """
-  if isinstance(classes, int):
-    label = tfds.features.ClassLabel(num_classes=classes)
-  else:
-    label = tfds.features.ClassLabel(names=classes)
-  labels: dict[str, Any] = {'labels': tfds.features.Sequence(label)} if multi_label else {'label': label}
-  if not classes:
-    labels = {}
+  labels: dict[str, Any] = {}
+  if classes:
+    names: dict[str, Any] = {'num_classes': classes} if isinstance(classes, int) else {'names': classes}
+    label = tfds.features.ClassLabel(**names)
+    labels = {'labels': tfds.features.Sequence(label)} if multi_label else {'label': label}
   if captioned:
     labels[CAPTIONS] = tfds.features.Sequence(tfds.features.Text())
   if weighted:

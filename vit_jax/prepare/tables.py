@@ -27,15 +27,7 @@ from vit_jax.prepare.source_image import SourceImage
 
 _METADATA = ('metadata.csv', 'metadata.jsonl')
 _TABLES = ('.csv', '.tsv', '.jsonl')
-_IMAGE_COLUMNS = (
-  'image',
-  'file_name',
-  'filename',
-  'file',
-  'filepath',
-  'path',
-  'id',
-)  # the first that is there
+_IMAGE_COLUMNS = ('image', 'file_name', 'filename', 'file', 'filepath', 'path', 'id')  # the first there
 _LABEL_COLUMNS = ('label', 'labels', 'class', 'category', 'target')
 _DELIMITERS = (',', ';', '\t')
 _LONGEST_LINE = 2**20  # characters

@@ -69,22 +69,20 @@ def _image(place: str, shard: str, members: list[Member], columns: Columns) -> S
       f'{where} is of a sample of {len(images)} images, and it should have one; correct the shard.'
     )
   image = images[0]
-  if 'cls' in parts and columns.label in (None, 'cls'):
-    fields: dict[str, Any] = {'cls': _text(place, parts['cls'])}
-  elif 'json' in parts:
-    fields = _json(place, parts['json'])
-  elif columns.has_labels:
+  where = f'{place}: {image.name}'
+  of_cls = columns.has_labels and 'cls' in parts and columns.label in (None, 'cls')
+  of_json = columns.has_labels and not of_cls
+  if of_json and 'json' not in parts:
     raise UserError(
-      f'{place}: {image.name} has no label, neither a .cls nor a .json file; list the images in a .csv file, or '
+      f'{where} has no label, neither a .cls nor a .json file; list the images in a .csv file, or '
       'name the ending of its captions with --caption_column=txt.'
     )
-  else:
-    fields = {}
-  where, caption = f'{place}: {image.name}', None
-  if columns.caption in parts:
-    caption = _text(place, parts[columns.caption])
-  elif columns.caption and 'json' in parts:
-    caption = _json(place, parts['json']).get(columns.caption)
+  own_file = parts.get(columns.caption or '')
+  # Read once, and only for what it has: where shards are far away, each file is a request.
+  reads_json = of_json or (columns.caption is not None and own_file is None)
+  fields: dict[str, Any] = _json(place, parts['json']) if reads_json and 'json' in parts else {}
+  caption = _text(place, own_file) if own_file else fields.get(columns.caption or '')
+  fields = {'cls': _text(place, parts['cls'])} if of_cls else fields
   labels, weights = sample_labels.labels_and_weights(fields, columns, where)
   name, captions = f'{shard}/{image.name}', captions_of(caption, where)
   return SourceImage(name, place, image.location, image.size, '', labels, weights, captions)

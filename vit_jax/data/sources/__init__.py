@@ -53,9 +53,9 @@ def open_training(data: DataConfig, seed: int, class_names: Sequence[str] | None
     parts = [subset.of_classes(part, data.classes) for part in parts]
     if not any(map(len, parts)):
       raise _no_images(data.title)
-  if data.max_per_class is not None and not known:
-    raise UserError(f'{data.title} has no classes; leave config.data.max_per_class out.')
   if data.max_per_class is not None:
+    if not known:
+      raise UserError(f'{data.title} has no classes; leave config.data.max_per_class out.')
     parts = [subset.at_most(part, data.max_per_class, seed) for part in parts]
   return Mixture(parts, [weight for _, weight in data.mixture], class_names) if data.mixture else parts[0]
 

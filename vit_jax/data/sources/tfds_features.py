@@ -54,8 +54,8 @@ class RecordReader:
 
   def captions(self, record: TfdsRecord) -> Callable[[], tuple[str, ...]] | None:
     """Gives the captions of a record, at least one; None: it has none."""
-    texts = tuple(text.decode(errors='replace') for text in record[CAPTIONS]) if self.captioned else ()
-    return (lambda: texts) if texts else None
+    texts = record[CAPTIONS] if self.captioned else ()
+    return (lambda: tuple(text.decode(errors='replace') for text in texts)) if len(texts) else None
 
   def is_empty(self, record: TfdsRecord) -> bool:
     """Whether the record lacks its image or label, as those of a truncated file do."""
