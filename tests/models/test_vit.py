@@ -1,5 +1,7 @@
 """The forward pass against NumPy; against what the original code computed: tests/pretrained/test_released.py."""
 
+import functools
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -230,6 +232,22 @@ def test_initial_parameters_have_the_papers_distributions():
   query = params['blocks']['attention']['query']['kernel']
   assert len({float(layer.sum()) for layer in query}) == 2  # each block has numbers of its own
   assert not np.array_equal(query, params['blocks']['attention']['key']['kernel'])
+
+
+@pytest.mark.slow
+def test_kernel_deviation_is_that_of_all_kernels_in_blocks_and_of_no_other_parameter():
+  def initial(**options):
+    model = tiny.options(width=64, mlp_dim=256, pool='map', **options)
+    vit = Architecture(model, (64, 64), 3, 7).build(nnx.Rngs(0))
+    return pytrees.flatten(nnx.to_pure_dict(nnx.state(vit)))
+
+  papers, params = jax.jit(initial)(), jax.jit(functools.partial(initial, kernel_deviation=0.02))()
+  for path, values in params.items():
+    if path.startswith('blocks/') and path.endswith('/kernel'):
+      _has_deviation(values, 0.02)
+      assert abs(values).max() > 3 * 0.02  # normal, not uniform
+    else:
+      np.testing.assert_array_equal(values, papers[path])
 
 
 def _is_uniform(x, bound):

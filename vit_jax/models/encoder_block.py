@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from flax.nnx import initializers
 
 from vit_jax.foundation.registry import Registry
 from vit_jax.models import axial
 from vit_jax.models.base import Grid, Sharding
 from vit_jax.models.dropout import Place, drop_path, dropout
-from vit_jax.models.layers import layer_scale, scaled
+from vit_jax.models.layers import XAVIER, layer_scale, scaled
 from vit_jax.models.parts.attention import Attention, How
 from vit_jax.models.parts.mlps import MLPS
 from vit_jax.models.parts.norms import NORMS
@@ -49,6 +50,8 @@ class Block(nnx.Module):
     """`grid`: of the model's own image size; `axis`: attend along rows or columns only; None: to all tokens."""
     sizes, dtype = config.sizes, jnp.dtype(config.dtype)
     norm = functools.partial(NORMS[config.norm], epsilon=config.norm_epsilon)
+    deviation = config.kernel_deviation
+    kernel_init = XAVIER if deviation is None else initializers.normal(deviation)
     tokens = config.tokens(grid if axis is None else axial.line(grid, axis))
     self.axis: axial.Axis | None = axis
     self.attention_norm = norm(sizes.width)
@@ -59,6 +62,7 @@ class Block(nnx.Module):
       position=config.positions.in_attention(tokens, rngs),
       head_norm=norm if config.qk_norm else None,
       sub_norm=norm if config.attention_sub_norm else None,
+      kernel_init=kernel_init,
       how=How(config.attention, config.attention_dropout, sharding, bool(config.unroll)),
       rngs=rngs,
     )
@@ -69,6 +73,7 @@ class Block(nnx.Module):
       sizes.mlp_dim,
       activation=config.activation,
       sub_norm=norm if config.mlp_sub_norm else None,
+      kernel_init=kernel_init,
       dropout=config.dropout,
       dtype=dtype,
       sharding=sharding,

@@ -7,6 +7,8 @@ from flax.nnx import initializers
 
 from vit_jax.models import flexible_patches
 
+XAVIER = initializers.xavier_uniform()  # the kernels of a ViT's blocks, as in the original code
+
 
 class PatchEmbedding(nnx.Module):
   """Cuts images into patches of P x P pixels, each of which becomes a token (E in equation 1)."""

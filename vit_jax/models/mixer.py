@@ -46,6 +46,9 @@ class Sizes:
   tokens_mlp_dim: int = 0  # hidden units of the MLP over tokens
 
 
+# Of every layer that is not said to begin otherwise, as nnx.Linear begins by itself.
+_INIT: dict[str, Any] = {'kernel_init': initializers.lecun_normal(), 'bias_init': initializers.zeros}
+
 # Table 1 of the MLP-Mixer's paper.
 VARIANTS = {
   'Mixer-B/16': Sizes(patch=16, width=768, mlp_dim=3072, depth=12, tokens_mlp_dim=384),
@@ -157,12 +160,12 @@ class MixerBlock(nnx.Module):
 
   def __init__(self, tokens: int, config: MixerConfig, *, rngs: nnx.Rngs):
     sizes = config.sizes
-    init, dtype = (initializers.lecun_normal(), initializers.zeros), jnp.dtype(config.dtype)
-    options = {'activation': config.activation, 'init': init, 'dtype': dtype, 'rngs': rngs}
+    dtype = jnp.dtype(config.dtype)
+    options = {**_INIT, 'activation': config.activation, 'dtype': dtype, 'rngs': rngs}
     norm = functools.partial(NORMS[config.norm], sizes.width, config.norm_epsilon)
     self.token_norm = norm()
     if config.token_mixing == 'linear':
-      self.token_mlp: Any = nnx.Linear(tokens, tokens, kernel_init=init[0], dtype=dtype, rngs=rngs)
+      self.token_mlp: Any = nnx.Linear(tokens, tokens, **_INIT, dtype=dtype, rngs=rngs)
     else:
       self.token_mlp = MLPS[config.mlp](tokens, sizes.tokens_mlp_dim, **options)
     self.token_scale = layer_scale(sizes.width, config.layer_scale)
@@ -209,9 +212,9 @@ class GatingBlock(nnx.Module):
   """The one branch of a block of gMLP."""
 
   def __init__(self, tokens: int, config: MixerConfig, *, rngs: nnx.Rngs):
-    sizes, init = config.sizes, (initializers.lecun_normal(), initializers.zeros)
+    sizes = config.sizes
     self.channel_norm = NORMS[config.norm](sizes.width, config.norm_epsilon)
-    options = {'activation': config.activation, 'init': init, 'dtype': jnp.dtype(config.dtype)}
+    options = {**_INIT, 'activation': config.activation, 'dtype': jnp.dtype(config.dtype)}
     self.channel_mlp = GatingMlp(tokens, sizes.width, sizes.mlp_dim, **options, rngs=rngs)
     self.drops_path = config.stochastic_depth > 0
 

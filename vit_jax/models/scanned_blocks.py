@@ -21,7 +21,8 @@ P = ParamSpec('P')
 R = TypeVar('R')
 
 _PRODUCT = 'product with a kernel'
-_is_named = jax.checkpoint_policies.save_only_these_names(_PRODUCT)
+# A policy of jax.checkpoint: only the results that `product_with_kernel` names are saved.
+named_products = jax.checkpoint_policies.save_only_these_names(_PRODUCT)
 
 
 def stack(depth: int, make: Callable[[nnx.Rngs], nnx.Module], rngs: nnx.Rngs) -> nnx.Module:
@@ -218,6 +219,6 @@ def _is_product_with_kernel(primitive: Any, *args: Any, **params: Any) -> bool:
   Products of queries and keys have batch dimensions (example, head) and are none of these: computing them
   again is cheap, and their B*H*N*N numbers are the largest of a block.
   """
-  if primitive is jax.lax.conv_general_dilated_p or _is_named(primitive, *args, **params):
+  if primitive is jax.lax.conv_general_dilated_p or named_products(primitive, *args, **params):
     return True
   return jax.checkpoint_policies.dots_with_no_batch_dims_saveable(primitive, *args, **params)

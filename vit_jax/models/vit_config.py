@@ -37,7 +37,7 @@ from vit_jax.models.parts.stems import STEMS, Stem
 from vit_jax.models.position_resize import PositionResize
 from vit_jax.models.vit import ViT
 from vit_jax.models.vit_sizes import VARIANTS, Sizes
-from vit_jax.options import RESUMABLE, Amount, Factor, NotNegative, Rate, Size
+from vit_jax.options import RESUMABLE, Amount, Factor, NotNegative, Positive, Rate, Size
 
 AttentionKernel = Literal['auto', 'xla', 'cudnn', 'splash']
 
@@ -96,16 +96,15 @@ class ViTConfig(ModelConfig):
   pool_mlp_dim: Size | None = None
   # Class token in front of the patches. None to have one only where pool is 'token' or 'token_gap'.
   class_token: bool | None = None
-  # Kind of positions (models/parts/positions.py). Added to the tokens: a 'learned' embedding of each,
-  # 'learned2d': half of it of the column, half of the row, or 'sincos2d': fixed sines and cosines of both
-  # (MoCo v3; 'sincos2d_mae': with MAE's frequencies). In every block's attention: a 'relative' bias of each head
-  # for each offset (row, column) of two patches (Swin, BEiT), 'relative_query': the query's product with a learned key
-  # of the offset, 'relative_query_1d': of the offset of the two patches' numbers (the paper's 'relative'), or 'rotary':
-  # queries and keys turned by row and column (RoFormer; models/parts/rotary.py), of which there are 'rotary_eva'
-  # (EVA-02), 'rotary_pe' (Perception Encoder), 'rotary_dinov3' and 'rotary_mixed' (learned frequencies);
-  # 'learned+rotary' and so on have both. Or 'none'. The relative ones go with attention 'xla' only.
-  # For images of another size what is learned is resized (the relative ones between offsets), and so is sincos2d.
-  # Rotary goes on counting, a patch being one from the next.
+  # Kind of positions (models/parts/positions.py). Added to the tokens: a 'learned' embedding of each, 'learned2d': half
+  # of it of the column, half of the row, or 'sincos2d': fixed sines and cosines of both (MoCo v3; 'sincos2d_mae': with
+  # MAE's frequencies). In every block's attention: a 'relative' bias of each head for each offset (row, column) of two
+  # patches (Swin, BEiT), 'relative_query': the query's product with a learned key of the offset, 'relative_query_1d':
+  # of the offset of the two patches' numbers (the paper's 'relative'), or 'rotary': queries and keys turned by row and
+  # column (RoFormer; models/parts/rotary.py), of which there are 'rotary_eva' (EVA-02), 'rotary_pe' (Perception
+  # Encoder), 'rotary_dinov3' and 'rotary_mixed' (learned frequencies); 'learned+rotary' and so on have both. Or 'none'.
+  # The relative ones go with attention 'xla' only. For images of another size what is learned is resized (the relative
+  # ones between offsets), and so is sincos2d. Rotary goes on counting, a patch being one from the next.
   position: Annotated[str, OneOf(POSITIONS)] = 'learned'
   # Side, in patches, of the grid to which 'rotary_eva' and 'rotary_pe' stretch rows and columns: that of the
   # pre-training, for images of any size. None for one apart.
@@ -113,9 +112,8 @@ class ViTConfig(ModelConfig):
   # Limits of a random shift of the places of 'rotary_dinov3', which go from -1 to 1, of a factor of rows and one of
   # columns, and of a factor of both, drawn for each image in training (DINOv3's RoPE-box jittering). None for none.
   rotary_moves: tuple[NotNegative, Factor, Factor] | None = None
-  # Interpolation of learned positions for images of another size (models/position_resize.py): 'linear'
-  # (aligned corners, as the original code), 'bilinear' (half-pixel centres), 'bicubic' or 'bicubic_antialias'
-  # (as torch).
+  # Interpolation of learned positions for images of another size (models/position_resize.py): 'linear' (aligned
+  # corners, as the original code), 'bilinear' (half-pixel centres), 'bicubic' or 'bicubic_antialias' (as torch).
   position_resize: PositionResize = 'bilinear'
   # Number of register tokens: without a position, behind the class token, read by nothing (arXiv 2309.16588).
   register_tokens: Amount = 0
@@ -135,6 +133,9 @@ class ViTConfig(ModelConfig):
   # Activation of MLPs (models/parts/mlps.py): 'gelu_tanh', GELU approximated by tanh, as in the original code; 'gelu',
   # the exact function by erf; 'quick_gelu', x sigmoid(1.702 x), as in CLIP; 'silu'; or 'relu'.
   activation: Activation = 'gelu_tanh'
+  # Standard deviation of the blocks' initial kernels, which are then normal, such as timm's 0.02; with Muon a short run
+  # learns more from small ones. None for the original code's uniform distribution (Xavier's).
+  kernel_deviation: Positive | None = None
   # Initial value of a learned factor of each channel at the end of each branch (LayerScale,
   # arXiv 2103.17239). None for no factors.
   layer_scale: NotNegative | None = None
@@ -171,8 +172,7 @@ class ViTConfig(ModelConfig):
   # A depthwise 3 x 3 convolution on the grid of patches, and a second GELU, between the two layers of each
   # block's MLP (LocalViT, arXiv 2104.05707); other tokens pass it by.
   mlp_locality: bool = False
-  # Dropout rate, applied after the embeddings and after each dense layer except query, key and value (the paper's
-  # appendix B.1).
+  # Dropout rate after the embeddings and after each dense layer but query, key and value (the paper's appendix B.1).
   dropout: Rate = 0.0
   # Dropout rate of the weights of attention.
   attention_dropout: Rate = 0.0

@@ -18,11 +18,13 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from flax.typing import Initializer
 from jax.sharding import NamedSharding
 
 from vit_jax.models import dense_product, token_weights
 from vit_jax.models.base import ShardingRules, device_of
 from vit_jax.models.dropout import Place, dropout
+from vit_jax.models.layers import XAVIER
 from vit_jax.models.parts import fused_attention
 from vit_jax.models.parts.positions import AttentionPosition
 from vit_jax.models.token_weights import Places, TokenWeights
@@ -70,6 +72,7 @@ class Attention(nnx.Module):
     position: AttentionPosition | None = None,
     head_norm: Callable[[int], nnx.Module] | None = None,
     sub_norm: Callable[[int], nnx.Module] | None = None,
+    kernel_init: Initializer = XAVIER,
     how: How = How(),
     rngs: nnx.Rngs,
   ):
@@ -80,16 +83,16 @@ class Attention(nnx.Module):
       position: what attention knows of positions, where tokens attend to themselves.
       head_norm: makes the norm of each head's queries, and of its keys (arXiv 2302.05442, section 2.1); or None.
       sub_norm: makes the norm of all heads' outputs before the last layer; or None.
+      kernel_init: of the flattened matrices, (D, H*Dh) and (H*Dh, D).
       how: the kernel, and what it depends on.
     """
-    # LinearGeneral initialises its kernel as the flattened matrix, (D, H*Dh) and (H*Dh, D).
-    xavier = {'kernel_init': nnx.initializers.xavier_uniform(), 'dtype': dtype, 'rngs': rngs}
-    xavier['dot_general'] = dense_product.dot_general(how.sharding)
+    options: dict[str, Any] = {'kernel_init': kernel_init, 'dtype': dtype, 'rngs': rngs}
+    options['dot_general'] = dense_product.dot_general(how.sharding)
     head = (heads, width // heads)
-    self.query = nnx.LinearGeneral(width, head, **xavier)
-    self.key = nnx.LinearGeneral(width, head, **xavier)
-    self.value = nnx.LinearGeneral(width, head, **xavier)
-    self.out = nnx.LinearGeneral(head, width, axis=(-2, -1), **xavier)
+    self.query = nnx.LinearGeneral(width, head, **options)
+    self.key = nnx.LinearGeneral(width, head, **options)
+    self.value = nnx.LinearGeneral(width, head, **options)
+    self.out = nnx.LinearGeneral(head, width, axis=(-2, -1), **options)
     self.query_norm: Any = head_norm and head_norm(head[1])
     self.key_norm: Any = head_norm and head_norm(head[1])
     self.sub_norm: Any = sub_norm and sub_norm(width)

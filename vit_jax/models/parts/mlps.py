@@ -21,7 +21,8 @@ from vit_jax.foundation.registry import Registry
 from vit_jax.models import dense_product, depthwise_convolution, flops
 from vit_jax.models.base import ShardingRules
 from vit_jax.models.dropout import Place, dropout
-from vit_jax.models.scanned_blocks import constrain_examples
+from vit_jax.models.layers import XAVIER
+from vit_jax.models.scanned_blocks import constrain_examples, named_products
 from vit_jax.models.token_weights import Places
 
 MLPS: Registry[Any] = Registry(
@@ -42,9 +43,9 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
   'silu': jax.nn.silu,
   'relu': jax.nn.relu,
 }
+_NEAR_ZERO = initializers.normal(1e-6)
 # The layers that meet the tokens.
 _FIRST = nnx.Any(nnx.PathContains('dense_in'), nnx.PathContains('dense_gate'))
-VIT_INIT = initializers.xavier_uniform(), initializers.normal(1e-6)  # of kernels and biases
 
 
 class Mlp(nnx.Module):
@@ -57,7 +58,7 @@ class Mlp(nnx.Module):
     (r'dense_out/bias', ()),
   )
 
-  # Nine parameters: the sizes, what stands between the layers, and what every layer takes (dtype, sharding, rngs).
+  # Ten parameters: the sizes, what stands between the layers, and what every layer takes (dtype, sharding, rngs).
   def __init__(
     self,
     width: int,
@@ -65,7 +66,8 @@ class Mlp(nnx.Module):
     *,
     activation: str = 'gelu_tanh',
     sub_norm: Callable[[int], nnx.Module] | None = None,
-    init: tuple[Initializer, Initializer] = VIT_INIT,
+    kernel_init: Initializer = XAVIER,
+    bias_init: Initializer = _NEAR_ZERO,
     dropout: float = 0.0,
     dtype: jnp.dtype | type = jnp.float32,
     sharding: NamedSharding | None = None,
@@ -76,10 +78,9 @@ class Mlp(nnx.Module):
       width, hidden: D and M.
       activation: a name in `ACTIVATIONS`.
       sub_norm: makes the norm of the hidden units before the last layer; or None.
-      init: of kernels and of biases.
+      kernel_init, bias_init: of both layers.
       dropout: of hidden units and outputs.
     """
-    kernel_init, bias_init = init
     options = {'dtype': dtype, 'dot_general': dense_product.dot_general(sharding), 'rngs': rngs}
     linear = functools.partial(nnx.Linear, kernel_init=kernel_init, bias_init=bias_init, **options)
     self.make_layers(linear, width, hidden)
@@ -98,8 +99,9 @@ class Mlp(nnx.Module):
     """(B, N, D) -> (B, N, D), the patches last, whose `grid` only some MLPs need; `keys` are (B,) of the dropout."""
     graphdef, first, params = nnx.split(self, _FIRST, ...)
 
-    # Of the arrays with M hidden units, only the activation's input is saved for the backward pass.
-    @functools.partial(jax.checkpoint, prevent_cse=False)
+    # Of the arrays with M hidden units, only the activation's input and a convolution's result are saved for the
+    # backward pass.
+    @functools.partial(jax.checkpoint, prevent_cse=False, policy=named_products)
     def activate_and_project(params: nnx.State, hidden: Any, keys: jax.Array | None) -> jax.Array:
       mlp = nnx.merge(graphdef, first, params)
       x = dropout(mlp.activate(hidden, grid), mlp.dropout, keys, Place.MLP_HIDDEN)
