@@ -24,7 +24,7 @@ from vit_jax.foundation import durations
 from vit_jax.foundation.durations import Duration, DurationOrZero
 from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import MODELS, ModelConfig
-from vit_jax.models.capabilities import check_any_shape
+from vit_jax.models.capabilities import FlexiblePatches, check_any_shape
 from vit_jax.models.dino import DinoConfig
 from vit_jax.models.efficientnet import EfficientNetConfig
 from vit_jax.models.mae import MaeConfig
@@ -247,6 +247,11 @@ class Config:
       raise UserError(
         f'{path}.data.patch is {self.data.patch} pixels, and the model has patches of {self.model.patch_pixels}; set '
         f'it to {self.model.patch_pixels}.'
+      )
+    if isinstance(self.model, FlexiblePatches) and self.model.patch_sizes:
+      raise UserError(
+        f'{path}.data.max_patches cuts images into patches of one size, and the model has patch_sizes; leave one of '
+        'them out.'
       )
     if self.objective.frozen_models() or self.objective.extra_crops(self.data):
       raise UserError(

@@ -92,6 +92,8 @@ class LoadedModel:
   def features(self, images: jax.typing.ArrayLike, layer: SupportsIndex | None = None) -> jax.Array:
     """(B, H, W, C) -> (B, N, D): tokens after block `layer` (from 0); None or -1: after the last norm.
 
+    `Patches` have N tokens too: behind those of an image's own patches are those of its padding.
+
     Raises:
       UserError: there is no such block.
     """
@@ -122,9 +124,25 @@ class LoadedModel:
       raise UserError(f'{error}.') from error
     return maps if isinstance(layer, Sequence) else maps[0]
 
-  def embeddings(self, images: jax.typing.ArrayLike) -> jax.Array:
-    """(B, H, W, C) -> float32 (B, D): what the head reads, one vector an image."""
-    return embeddings_of(self.module, self._checked(images))
+  def embeddings(
+    self,
+    images: jax.typing.ArrayLike,
+    layer: SupportsIndex | None = None,
+    how: Pooling | None = None,
+  ) -> jax.Array:
+    """(B, H, W, C) -> float32 (B, D): what the head reads, one vector an image; or `features` of a layer, pooled.
+
+    Args:
+      images: of `preprocess`; padding of `Patches` is left out.
+      layer, how: as of `features` and `pool`. Where both are None, a layer in front of the head is applied too.
+
+    Raises:
+      UserError: there is no such block, or the model cannot pool so.
+    """
+    try:
+      return embeddings_of(self.module, self._checked(images), self._checked_layer(layer), how)
+    except ValueError as error:
+      raise UserError(f'{error}.') from error
 
   def attention(self, images: jax.typing.ArrayLike) -> jax.Array | None:
     """float32 (L, B, H, N, N): how much each token (row) attends to each; None without attention."""
@@ -138,8 +156,13 @@ class LoadedModel:
     """(B, N, D) -> (B, D'): tokens of `features` pooled; see `Model.pool`.
 
     Raises:
-      UserError: they are no such array, or the model cannot pool so.
+      UserError: they are no such array, the model cannot pool so, or its images have padding.
     """
+    if self.preprocess.max_patches is not None:
+      raise UserError(
+        'pool cannot tell padding from patches, and images of any shape (NaFlex) have both; write '
+        'model.embeddings(images, layer, how).'
+      )
     array = _as_array(tokens)
     if array is None or array.ndim != 3:
       raise UserError(
@@ -224,7 +247,7 @@ class LoadedModel:
     return kernel[...]
 
   def _checked_layer(self, layer: SupportsIndex | None) -> int | None:
-    """The number of a block, from 0; None: all of them, and the last norm."""
+    """The number of a block, from 0; None or -1: all of them, and the last norm."""
     if layer is None:
       return None
     depth = self.config.num_layers
@@ -236,7 +259,7 @@ class LoadedModel:
       raise UserError(
         f'layer is {layer!r}; choose a block from 0 to {depth - 1}, or None for the final tokens.'
       )
-    return None if number == -1 else number
+    return number
 
 
 # A module is a pytree: its parameters are arguments of the program, all else of it decides which program.
@@ -263,10 +286,12 @@ def _feature_maps(
   return module.feature_maps(images, layers, norm=norm)
 
 
-@jax.jit
-def embeddings_of(module: Model, images: jax.Array) -> jax.Array:
+@functools.partial(jax.jit, static_argnums=(2, 3))
+def embeddings_of(
+  module: Model, images: jax.Array, layer: int | None = None, how: Pooling | None = None
+) -> jax.Array:
   """float32 (B, D): as `LoadedModel.embeddings`."""
-  return module.embeddings(images).astype(jnp.float32)
+  return module.embeddings(images, layer, how).astype(jnp.float32)
 
 
 @jax.jit

@@ -12,6 +12,7 @@ from vit_jax.data import geometry
 from vit_jax.data.preprocess import Preprocess
 from vit_jax.foundation.errors import UserError
 from vit_jax.foundation.naflex import Patches
+from vit_jax.loaded_model import LoadedModel
 from vit_jax.models import naflex, position_resize
 from vit_jax.models.position_resize import PositionResize
 
@@ -46,6 +47,27 @@ def test_padding_changes_no_logit_and_a_batch_is_its_images_one_by_one(pool):
     assert np.abs(np.asarray(logits) - alone).max() < 1e-5
 
 
+def test_loaded_model_leaves_padding_out_of_what_it_pools():
+  """Each way of pooling a block's tokens beside those of the image by itself, which has no padding."""
+  options = tiny.options(pool='map', register_tokens=2, class_token=True)
+  preprocess = Preprocess((12, 20), mean=(0.0,), std=(1.0,), max_patches=40, patch=4)
+  model = LoadedModel(nnx.merge(*tiny.build(options)), preprocess, None)
+  image = np.random.default_rng(0).integers(0, 256, (12, 20, 3), np.uint8)
+  alone = image[None].astype(np.float32) / 255
+  column = np.full((1, 160, 4, 3), 9, np.float32)
+  column[0, :60] = geometry.column(alone[0], 4, 15)
+  padded = Patches(column, np.array([[3, 5]]))
+  tokens = np.asarray(model.features(alone, 0), np.float64)
+  assert model.features(padded, 0).shape == (1, 43, 32)
+  for how, expected in {'gap': np.delete(tokens, [1, 2], axis=1).mean(axis=1), 'token': tokens[:, 0]}.items():
+    np.testing.assert_allclose(model.embeddings(padded, 0, how), expected, atol=1e-5)
+  np.testing.assert_allclose(model.embeddings(padded), model.embeddings(alone), atol=1e-5)
+  with pytest.raises(UserError, match=r'cannot tell padding from patches.*write model\.embeddings'):
+    model.pool(model.features(padded))
+  with pytest.raises(UserError, match="how is 'leading', and this model pools by"):
+    model.embeddings(padded, 0, 'leading')
+
+
 def test_a_gradient_of_padding_is_zero():
   model = nnx.merge(*tiny.build(tiny.options(pool='map')))
   pixels = jax.random.normal(jax.random.key(0), (2, 40, 4, 3))
@@ -68,6 +90,7 @@ def test_a_column_of_patches_is_its_image():
     ({}, {'position': 'rotary'}, "has position 'rotary'; choose 'learned'"),
     ({}, {'patch_dropout': 0.5}, 'the model has patch_dropout'),
     ({}, {'token_merging': 2}, 'the model has token_merging'),
+    ({}, {'patch_sizes': (2, 4)}, 'cuts images into patches of one size, and the model has patch_sizes'),
     ({'patch': 8}, {}, 'data.patch is 8 pixels, and the model has patches of 4; set it to 4'),
     ({'mixup': 0.2}, {}, 'data.mixup for images of one size'),
     ({'crop': 'random'}, {}, "choose crop 'inception' or 'resize'"),

@@ -6,7 +6,7 @@ import pytest
 from made_sources import PICTURE, add, tar_around, tar_of
 
 from vit_jax.foundation.errors import UserError
-from vit_jax.prepare import archives
+from vit_jax.prepare import archives, storage
 
 _BLOCK = 512
 _MEMBER = _BLOCK + -(-len(PICTURE) // _BLOCK) * _BLOCK  # bytes of a tar for one image: header and content
@@ -103,3 +103,17 @@ def test_compressed_tars_are_decompressed_and_damaged_ones_refused(tmp_path, mod
     path.write_bytes(damaged)
     with pytest.raises(UserError, match='cannot be decompressed'):
       archives.decompressed(str(path), str(tmp_path / 'work'))
+
+
+def test_parquet_files_beside_tars_are_told_by_one_listing_of_their_folder(tmp_path, monkeypatch):
+  """A data set of img2dataset has ten thousand of them, and in a bucket each question is a request."""
+  files = [f'part/{number:05}.{ending}' for number in range(9) for ending in ('parquet', 'tar')]
+  (tmp_path / 'part').mkdir()
+  for file in files:
+    (tmp_path / file).touch()
+  listings, names_of = [], storage.names
+  monkeypatch.setattr(storage, 'names', lambda folder: (listings.append(folder), names_of(folder))[1])
+  monkeypatch.setattr(storage, 'exists', None)
+  found = [name for name, _ in archives.data_files(str(tmp_path), '.tar')]
+  assert found == files[1::2] and listings == [str(tmp_path / 'part')]
+  assert archives.first_data(str(tmp_path)) == str(tmp_path / files[1])

@@ -131,18 +131,21 @@ def ranks(queries: np.ndarray, gallery: np.ndarray, pairs: np.ndarray, mesh: jax
   Args:
     queries, gallery: features, float32 (Q, P) and (G, P), each of length 1.
     pairs: int (pairs, 2), a query and one of its own; each query has at least one.
-    mesh: over which queries are split.
+    mesh: over which queries are split; each device has the gallery, which takes less memory than its products with
+      a part of the queries.
 
   Returns:
     int32 (Q,).
   """
-  count = jax.jit(_count, out_shardings=mesh_lib.replicated(mesh))
+  everywhere = mesh_lib.replicated(mesh)
+  on_devices = jax.make_array_from_callback(gallery.shape, everywhere, gallery.__getitem__)
+  count = jax.jit(_count, out_shardings=everywhere)
   result, first = [], 0
   for part, rows in _parts(queries, mesh):
     own = np.zeros((len(part), len(gallery)), bool)
     query, item = pairs[(pairs[:, 0] >= first) & (pairs[:, 0] < first + rows)].T
     own[query - first, item] = True
-    result.append(np.asarray(count(part, gallery, own))[:rows])
+    result.append(np.asarray(count(part, on_devices, own))[:rows])
     first += rows
   return np.concatenate(result)
 

@@ -145,8 +145,7 @@ def first_data(source: str) -> str:
   """The path or address of the first file of data in a folder, '' without one; a source that is a file itself."""
   if not storage.is_folder(source):
     return source
-  names = (name for name, _ in storage.list_files(source))
-  name = next((name for name in names if is_data(name) and not _is_metadata(source, name)), '')
+  name = next(_data_names(source), '')
   return name and storage.join(source, name)
 
 
@@ -155,18 +154,21 @@ def data_files(source: str, ending: str) -> Iterator[tuple[str, str]]:
   if not storage.is_folder(source):
     yield posixpath.basename(source), source
     return
-  for name, _ in storage.list_files(source):
-    if name.lower().endswith(ending):
-      yield name, storage.join(source, name)
-    elif is_data(name) and not _is_metadata(source, name):
+  for name in _data_names(source):
+    if not name.lower().endswith(ending):
       remedy = 'decompress it' if is_compressed(name) else f'give a folder of the {ending} files alone'
       raise UserError(f'{source} holds {name} beside {ending} files; {remedy}.')
+    yield name, storage.join(source, name)
 
 
-def _is_metadata(source: str, name: str) -> bool:
-  """Whether a file is img2dataset's NAME.parquet, which says of what is in NAME.tar beside it how it was downloaded."""
-  stem, ending = posixpath.splitext(name)
-  return ending.lower() == '.parquet' and storage.exists(storage.join(source, f'{stem}.tar'))
+def _data_names(folder: str) -> Iterator[str]:
+  """The names of a folder's data; img2dataset's NAME.parquet, which tells how NAME.tar was downloaded, is none."""
+  names_in = functools.cache(storage.names)  # a folder is listed once, rather than asked for each tar
+  for name, _ in storage.list_files(folder):
+    stem, ending = posixpath.splitext(storage.join(folder, name))
+    beside, tar = posixpath.split(f'{stem}.tar')
+    if is_data(name) and not (ending.lower() == '.parquet' and tar in names_in(beside)):
+      yield name
 
 
 def read(path: str, location: int | str, size: int | None) -> bytes:

@@ -129,7 +129,9 @@ def test_class_that_training_lacks_is_an_error(pets):
 
 def test_other_files_are_counted_in_one_warning(pets, caplog):
   (pets / 'train/.cache').mkdir()
-  write(pets / 'train', 'cat/notes.txt', 'dog/a.csv', 'dog/.hidden.jpg', 'README')
+  write(
+    pets / 'train', 'cat/notes.txt', 'dog/a.csv', 'dog/.hidden.jpg', 'README', 'cat/cat1.txt'
+  )  # the last is a caption
   assert len(opened(pets)) == len(opened(pets)) == 15
   (record,) = caplog.records  # one, although the folder was opened twice
   assert record.name == 'vit_jax.data.sources.folder'

@@ -27,6 +27,7 @@ from vit_jax.data.sources.folder_listing import (
   files_below,
   folders_in,
   list_images,
+  other_files,
   version_of,
 )
 from vit_jax.foundation import buckets, foreign_files
@@ -242,10 +243,10 @@ def _part(listing: Listing, top: str, root: pathlib.Path) -> _Part:
 
 
 def _endings(folder: pathlib.Path) -> list[str]:
-  """How the names of a folder's files end that are not read as images: the first few, sorted."""
-  names = [name.lower() for name in os.listdir(folder) if not folder_layout.is_hidden(name)]
-  others = {pathlib.Path(name).suffix[1:] or name for name in names if not name.endswith(EXTENSIONS)}
-  return sorted(others)[: folder_layout.NAMED]
+  """How the names of `other_files` in a folder end: the first few, sorted."""
+  names = [name for name in os.listdir(folder) if not folder_layout.is_hidden(name)]
+  others = {pathlib.Path(name).suffix[1:] or name for name in other_files(names)}
+  return sorted({name.lower() for name in others})[: folder_layout.NAMED]
 
 
 def _read_endings() -> str:

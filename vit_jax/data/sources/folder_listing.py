@@ -25,7 +25,7 @@ EXTENSIONS = ('.jpg', '.jpeg', '.jfif', '.png', '.webp', '.bmp', '.gif', '.tif',
 
 _WORTH_KEEPING = 10_000  # images; fewer are listed in a moment
 _SETTLED_NS = 2 * 10**9  # after so long, another change of a folder is sure to get another time
-_FORMAT = 4  # of the kept arrays; changes with EXTENSIONS and `is_hidden` too
+_FORMAT = 5  # of the kept arrays; changes with EXTENSIONS, `other_files` and `is_hidden` too
 _STAT_THREADS, _STAT_FILES = 16, 1000  # more than processors: on a network they wait; files of one task
 
 
@@ -35,7 +35,7 @@ class Listing:
 
   folders: tuple[str, ...]  # every folder entered, relative to the root, with '/'; '' is the root
   folder_states: np.ndarray  # int64 (folders, 4), `_state` of each
-  others: np.ndarray  # int64 (folders,), number of files in each folder that are not images
+  others: np.ndarray  # int64 (folders,), number of `other_files` in each folder
   parents: np.ndarray  # int32 (images,), number of each image's folder
   names: np.ndarray  # uint8, the names of the images, one after the other
   ends: np.ndarray  # int64 (images,), where each name ends
@@ -84,6 +84,13 @@ def list_images(root: pathlib.Path, tops: Sequence[str]) -> Listing:
 def path_hash(path: str) -> int:
   """64 bits that depend on the path only."""
   return int.from_bytes(hashlib.blake2b(_bytes(path), digest_size=8).digest())
+
+
+def other_files(names: Sequence[str]) -> list[str]:
+  """Those of a folder's files that are neither images nor captions, NAME.txt beside NAME.jpg."""
+  others = [name for name in names if not name.lower().endswith(EXTENSIONS)]
+  captions = {f'{os.path.splitext(name)[0]}.txt' for name in set(names).difference(others)} if others else ()
+  return [name for name in others if name not in captions]
 
 
 def files_below(folder: pathlib.Path) -> Iterator[str]:
@@ -170,7 +177,7 @@ def _scan(root: pathlib.Path, tops: Sequence[str]) -> Listing:
     hashes += [hashlib.blake2b(prefix + image, digest_size=8).digest() for image in images]
     folders.append('' if folder == '.' else folder)
     states.append(_state(state))
-    others.append(len(files) - len(images))
+    others.append(len(other_files(files)))
   return Listing(
     folders=tuple(folders),
     folder_states=np.array(states, np.int64),
