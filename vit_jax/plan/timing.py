@@ -148,22 +148,13 @@ class _Schedule:
     if i.opcode in _FREE:
       return
     kind = i.opcode.removesuffix('-start').removesuffix('-done')
-    callee = None
-    if i.opcode in ('call', 'async-start'):
-      callee = i.attribute('to_apply') or i.attribute('calls')
-    if i.opcode == 'async-start' and (wrapped := self._wrapped(i)):
-      self._prepared[i.name] = wrapped
-      if any(i.operands):
-        self._start_prepared(i.name)
-    elif i.opcode == 'async-update' and i.operands[0] in self._prepared:
-      if i.operands[0] not in self._started:
-        self._start_prepared(i.operands[0])
-      self._started[i.name] = self._started[i.operands[0]]
-    elif i.opcode == 'while':
+    if i.opcode == 'while':
       body = self._program.computation(i.attribute('body') or '')
       self._total.add(body, self._program.module.trip_count(i))
-    elif callee:
+    elif i.opcode == 'call' and (callee := i.attribute('to_apply') or i.attribute('calls')):
       self._total.add(self._program.computation(callee), 1)
+    elif i.opcode in ('async-start', 'async-update'):
+      self._asynchronous(i)
     elif i.opcode in ('send', 'recv') and (crossing := _CROSSING.search(i.attributes)):
       self._cross(i, *crossing.groups())
     elif i.opcode.endswith('-start'):
@@ -185,9 +176,18 @@ class _Schedule:
     elif 'tpu_custom_call' in i.attributes:
       self._total.unknown += 1
 
-  def _start_prepared(self, name: str) -> None:
-    wrapped = self._prepared[name]
-    self._start(wrapped, wrapped.opcode.removesuffix('-start'))
+  def _asynchronous(self, i: hlo.Instruction) -> None:
+    """An 'async-start' of a computation, which begins now or with the 'async-update' that brings its operands."""
+    if i.opcode == 'async-update':
+      wrapped = self._prepared.pop(i.operands[0], None)
+    elif wrapped := self._wrapped(i):
+      if not any(i.operands):
+        self._prepared[i.name] = wrapped
+        return
+    else:
+      self._total.add(self._program.computation(i.attribute('calls') or ''), 1)
+    if wrapped:
+      self._start(dataclasses.replace(wrapped, name=i.name), wrapped.opcode.removesuffix('-start'))
 
   def _start(self, i: hlo.Instruction, kind: str) -> None:
     collective = kind in _COLLECTIVES
@@ -253,7 +253,7 @@ class _Schedule:
     return i
 
   def _wrapped(self, i: hlo.Instruction) -> hlo.Instruction | None:
-    """The one operation that an 'async-start' runs, under its name: a collective, or the start of a copy.
+    """The one operation that an 'async-start' runs: a collective, or the start of a copy.
 
     None if it runs several. On TPU v6e and v7x the SparseCore has a custom call of the collective.
     """
@@ -265,7 +265,7 @@ class _Schedule:
       return None
     inner = operations[0]
     if inner.opcode in _COLLECTIVES:
-      return dataclasses.replace(inner, name=i.name)
+      return inner
     return dataclasses.replace(i, opcode=f'{inner.opcode}-start')
 
   def _moved(self, i: hlo.Instruction) -> float:
