@@ -83,7 +83,7 @@ def compile_one(args: argparse.Namespace) -> Row:
   return Row(contender, variant, name, step, waiting, gib, seconds)
 
 
-def estimate(lowered, devices, kind: str):
+def estimate(lowered: Any, devices, kind: str):
   """Seconds of a step, seconds of it without work, GiB, seconds of compiling; the first two None if too large."""
   import time
 
