@@ -79,11 +79,11 @@ def compile_one(args: argparse.Namespace) -> Row:
   folder, lower = CONTENDERS[contender]
   clone = getattr(args, folder) if folder else ''
   lowered, mesh = lower(clone, variant, RECIPES[args.recipe], args.blocks, machine.devices)
-  step, waiting, gib, seconds = estimate(lowered.compile, list(mesh.devices.flat), machine.kind)
+  step, waiting, gib, seconds = estimate(lowered, list(mesh.devices.flat), machine.kind)
   return Row(contender, variant, name, step, waiting, gib, seconds)
 
 
-def estimate(compile_program: Callable[[], Any], devices, kind: str):
+def estimate(lowered: Any, devices, kind: str):
   """Seconds of a step, seconds of it without work, GiB, seconds of compiling; the first two None if too large."""
   import time
 
@@ -96,14 +96,14 @@ def estimate(compile_program: Callable[[], Any], devices, kind: str):
   assert known, kind
   begin = time.perf_counter()
   try:
-    compiled = compile_program()
+    compiled, text = hlo.compile_and_print(lowered)
   except jax.errors.JaxRuntimeError as error:
     found = planner.needed_and_available(str(error))
     if found is None:
       raise
     return None, None, found[0] / 2**30, time.perf_counter() - begin
   seconds = time.perf_counter() - begin
-  result = timing.estimate(hlo.parse(compiled.as_text()), devices, known)
+  result = timing.estimate(hlo.parse(text), devices, known)
   memory = compiled.memory_analysis()
   total = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
   return result.seconds, result.exposed, (total - memory.alias_size_in_bytes) / 2**30, seconds

@@ -1,10 +1,13 @@
-"""Over two slices only gradients cross the network: read from the program that the TPU compiler makes."""
+"""Programs of the TPU compiler: over two slices only gradients cross the network; one of v7x has a time."""
 
 import itertools
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from vit_jax import config as c
 from vit_jax.parallel import hardware
@@ -27,7 +30,8 @@ def test_only_gradients_cross_two_slices(mesh):
   )
   run = Run(config, Dataset(1000, num_classes=5), machine.devices)
   program = run.program
-  module = hlo.parse(program.step.lower(program.state, program.batch, run.frozen.shapes).compile().as_text())
+  _, text = hlo.compile_and_print(program.step.lower(program.state, program.batch, run.frozen.shapes))
+  module = hlo.parse(text or '')
 
   devices = list(run.mesh.devices.flat)
   slices = np.array([device.slice_index for device in devices])
@@ -45,3 +49,21 @@ def test_only_gradients_cross_two_slices(mesh):
   # The gradients, each split over the fsdp devices of a slice or whole, in bfloat16 or float32; and a few scalars.
   parameters = sum(leaf.size for leaf in run.architecture.shapes().values())
   assert 2 * parameters / mesh.fsdp < traffic[crossing].bytes < 4 * parameters + 64 * 1024
+
+
+def test_a_program_that_xla_cannot_read_again_has_a_time():
+  """On TPU v7x the SparseCore gathers, which libtpu 0.0.51 writes in a form that XLA of jax 0.10.2 refuses."""
+  pytest.importorskip('libtpu')
+  machine = topology.describe('tpu7x:2x2x1')
+  split = NamedSharding(Mesh(np.array(machine.devices), ('x',)), PartitionSpec('x'))
+  tokens = jax.ShapeDtypeStruct((8 * 1024, 1024), jnp.bfloat16, sharding=split)
+  kernel = jax.ShapeDtypeStruct((1024, 4096), jnp.bfloat16, sharding=split)
+  _, text = hlo.compile_and_print(jax.jit(lambda x, w: jnp.tanh(x @ w).sum()).lower(tokens, kernel))
+  assert text and 'async_execution_thread="sparsecore"' in text
+  known = hardware.of(machine.kind)
+  estimate = timing.estimate(hlo.parse(text), machine.devices, known)
+  gathered = estimate.traffic['all-gather']
+  assert (gathered.count, gathered.bytes) == (1, 2 * 1024 * 4096) and estimate.exposed >= gathered.seconds
+  # No faster than its products on the matrix unit, and not ten times slower.
+  least = 2 * 1024 * 1024 * 4096 / known.peak_flops
+  assert least < estimate.compute < 10 * least

@@ -202,16 +202,47 @@ custom_call_target="AsyncCollectiveStart"
   assert estimate.traffic['all-gather'].count == 1 and estimate.memory == 0
 
 
-def test_copies_between_memories_cost_what_the_computation_does_not_hide():
+@pytest.mark.parametrize('prepared', [True, False], ids=['v7x', 'v6e'])
+def test_gather_of_the_sparse_core_begins_when_it_has_its_operand(prepared):
+  """TPU v7x prepares it first, `async-start()`, and an `async-update` brings what it gathers."""
+  called = f"""
+%on_sparse_core (p: f32[65536]) -> f32[262144] {{
+  %p = f32[65536]{{0}} parameter(0)
+  ROOT %all-gather.5 = f32[{MIB // 4}]{{0}} all-gather(%p), channel_id=9, replica_groups={{{{0,1,2,3}}}}
+}}, execution_thread="sparsecore"
+%async_computation (q: f32[65536]) -> f32[262144] {{
+  %q = f32[65536]{{0}} parameter(0)
+  ROOT %call = f32[{MIB // 4}]{{0}} custom-call(%q), custom_call_target="k", called_computations={{%on_sparse_core}}
+}}, execution_thread="sparsecore"
+"""
+  state = f'((f32[{MIB // 16}]{{0}}), f32[{MIB // 4}]{{0}}, (s32[8192], s32[69]{{0:S(11)}}))'
+  begin = f'%start = ((), (), (s32[8192])) async-start({"" if prepared else "%x"}), calls=%async_computation'
+  gather = [f'%update = {state} async-update(%start, %a)'] if prepared else []
+  done = f'%done = f32[{MIB // 4}]{{0}} async-done(%{"update" if prepared else "start"})'
+  entry = [begin, _compute(1000, 'a'), *gather, _compute(4000, 'b'), done]
+  estimate = _estimate(entry, LINE, ring=4, before=called)
+  hidden = (4000 if prepared else 5000) / CLOCK
+  assert estimate.exposed == pytest.approx(GATHER_SECONDS - hidden)
+  assert estimate.traffic['all-gather'].count == 1 and estimate.memory == estimate.copies == 0
+
+
+@pytest.mark.parametrize('start', ['slice-start(%x), slice={[0:9]}', 'async-start(%x), calls=%cut'])
+def test_copies_between_memories_cost_what_the_computation_does_not_hide(start):
   entry = [
     # Two MiB are copied, and half a MiB is cut out of four.
     f'%copy-start = (f32[{MIB // 2}]{{0:S(1)}}, f32[{MIB // 2}]{{0}}, u32[]) copy-start(%x)',
-    f'%slice-start = ((f32[{MIB}]{{0}}), f32[{MIB // 8}]{{0:S(1)}}, s32[]) slice-start(%x), slice={{[0:9]}}',
+    f'%slice-start = ((f32[{MIB}]{{0}}), f32[{MIB // 8}]{{0:S(1)}}, s32[]) {start}',
     _compute(1000, 'a'),
     f'%copy-done = f32[{MIB // 2}]{{0:S(1)}} copy-done(%copy-start)',
-    f'%slice-done = f32[{MIB // 8}]{{0:S(1)}} slice-done(%slice-start)',
+    f'%slice-done = f32[{MIB // 8}]{{0:S(1)}} {start.partition("-")[0]}-done(%slice-start)',
   ]
-  estimate = _estimate(entry, _devices((1, 1)))
+  cut = f"""
+%cut (p: f32[{MIB}]) -> f32[{MIB // 8}] {{
+  %p = f32[{MIB}]{{0}} parameter(0)
+  ROOT %slice.1 = f32[{MIB // 8}]{{0:S(1)}} slice(%p), slice={{[0:9]}}
+}}
+"""
+  estimate = _estimate(entry, _devices((1, 1)), before=cut)
   assert estimate.seconds == pytest.approx(2.5 * MIB / MEMORY)
   assert estimate.copies == pytest.approx(2.5 * MIB / MEMORY - 1000 / CLOCK)
   assert estimate.exposed == 0

@@ -177,7 +177,8 @@ class MaskedAutoencoder(ViT):
       tokens = self.kept_patches(tokens, order)
     seen = tokens.shape[1] - self.leading_tokens
     places = jnp.argsort(order, axis=1)
+    encoded = self.encode(tokens, keys, grid=grid)
     with jax.named_scope('decoder'):
-      decoded = self.decoder(self.encode(tokens, keys, grid=grid), places, grid)
+      decoded = self.decoder(encoded, places, grid)
     with jax.named_scope('head'):
       return self.head(decoded.astype(jnp.float32)), places >= seen

@@ -7,9 +7,12 @@ scheduled, how often each loop runs, the compiler's own cycle counts, and which 
 import dataclasses
 import itertools
 import math
+import pathlib
 import re
+import tempfile
 from collections.abc import Iterator
 
+import jax
 import numpy as np
 
 # Bytes of an element.
@@ -64,7 +67,7 @@ class Instruction:
 
   def attribute(self, name: str) -> str | None:
     """The value of an attribute that is a name or a number, such as 'body', a computation's name."""
-    found = re.search(rf'\b{name}=[%"]?([\w.\-]+)', self.attributes)
+    found = re.search(rf'\b{name}=[{{%"]*([\w.\-]+)', self.attributes)
     return found[1] if found else None
 
 
@@ -123,8 +126,25 @@ def _positive_constant(instruction: Instruction | None) -> int | None:
   return int(found[0]) if found else None
 
 
+def compile_and_print(lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled, str | None]:
+  """A program for TPUs, compiled, and its text as the compiler prints it; None where XLA has to print it and cannot.
+
+  `compiled.as_text()` is the same text, but XLA (of jax 0.10.2) cannot read again the programs that libtpu 0.0.51 and
+  0.0.52 write for TPU v6e and v7x.
+  """
+  with tempfile.TemporaryDirectory() as folder:
+    compiled = lowered.compile({'xla_dump_to': folder, 'xla_dump_hlo_as_text': True})
+    printed = [file.read_text() for file in pathlib.Path(folder).glob('*.after_codegen.txt')]
+  if printed:  # small programs that the compiler made on its way, too
+    return compiled, max(printed, key=len)
+  try:
+    return compiled, compiled.as_text()
+  except jax.errors.JaxRuntimeError:
+    return compiled, None
+
+
 def parse(text: str) -> Module:
-  """The module of `compiled.as_text()`."""
+  """The module of a compiled program's text."""
   computations: dict[str, list[Instruction]] = {}
   current: list[Instruction] | None = None
   entry = ''

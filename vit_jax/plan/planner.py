@@ -108,9 +108,9 @@ def make_plan(config: Config, topology: Topology, dataset: Dataset) -> Plan:
   known = hardware.of(topology.kind)
   begin = time.perf_counter()
   lowered = program.step.lower(program.state, program.batch, run.frozen_shapes)
-  compiled = None
+  compiled = text = None
   try:
-    compiled = lowered.compile()
+    compiled, text = hlo.compile_and_print(lowered)
     memory = _memory(run, compiled, known)
   except jax.errors.JaxRuntimeError as error:
     memory = _memory_by_error(run, str(error))
@@ -122,7 +122,7 @@ def make_plan(config: Config, topology: Topology, dataset: Dataset) -> Plan:
       ) from error
   seconds = time.perf_counter() - begin
   model_flops = run.step_flops(config.data.input_size)
-  estimate = _estimate(compiled, run, known)
+  estimate = _estimate(text, run, known)
   return Plan(
     model=config.model.variant,
     topology={'name': topology.name, 'kind': topology.kind, 'devices': devices},
@@ -193,15 +193,11 @@ def _argument_bytes(run: Run) -> dict[str, int]:
   }
 
 
-def _estimate(compiled: Any, run: Run, known: Hardware | None) -> timing.Estimate | None:
-  """The time of a step; None if it did not compile, or there is no estimate for this device or program."""
-  if compiled is None or known is None or not known.clock:
+def _estimate(text: str | None, run: Run, known: Hardware | None) -> timing.Estimate | None:
+  """The time of a step by its program's text; None if there is none, or no estimate for this device."""
+  if not text or known is None or not known.clock:
     return None
-  try:
-    text = compiled.as_text()
-  except jax.errors.JaxRuntimeError:  # XLA cannot read some of its own programs for TPU v6e
-    return None
-  return timing.estimate(hlo.parse(text), list(run.mesh.devices.flat), known) if text else None
+  return timing.estimate(hlo.parse(text), list(run.mesh.devices.flat), known)
 
 
 def _speed(run: Run, estimate: timing.Estimate, model_flops: float, known: Hardware) -> Speed:

@@ -132,6 +132,8 @@ class _Schedule:
     self._sizes = {i.name: i.bytes for i in instructions}
     self._free_at: dict[_Lane, float] = collections.defaultdict(float)
     self._started: dict[str, _Started] = {}
+    # 'async-start' without operands -> what it runs as soon as an 'async-update' brings them.
+    self._prepared: dict[str, hlo.Instruction] = {}
     # Of what crosses slices: name of a send or recv -> the name that the two have in common.
     self._meetings: dict[str, str] = {}
     self._total = Estimate()
@@ -146,14 +148,13 @@ class _Schedule:
     if i.opcode in _FREE:
       return
     kind = i.opcode.removesuffix('-start').removesuffix('-done')
-    callee = None
-    if i.opcode in ('call', 'async-start'):
-      callee = i.attribute('to_apply') or i.attribute('calls')
     if i.opcode == 'while':
       body = self._program.computation(i.attribute('body') or '')
       self._total.add(body, self._program.module.trip_count(i))
-    elif callee:
+    elif i.opcode == 'call' and (callee := i.attribute('to_apply') or i.attribute('calls')):
       self._total.add(self._program.computation(callee), 1)
+    elif i.opcode in ('async-start', 'async-update'):
+      self._asynchronous(i)
     elif i.opcode in ('send', 'recv') and (crossing := _CROSSING.search(i.attributes)):
       self._cross(i, *crossing.groups())
     elif i.opcode.endswith('-start'):
@@ -174,6 +175,19 @@ class _Schedule:
       self._total.memory += self._moved(i) / self._hardware.memory_bandwidth
     elif 'tpu_custom_call' in i.attributes:
       self._total.unknown += 1
+
+  def _asynchronous(self, i: hlo.Instruction) -> None:
+    """An 'async-start' of a computation, which begins now or with the 'async-update' that brings its operands."""
+    if i.opcode == 'async-update':
+      wrapped = self._prepared.pop(i.operands[0], None)
+    elif wrapped := self._wrapped(i):
+      if not any(i.operands):
+        self._prepared[i.name] = wrapped
+        return
+    else:
+      self._total.add(self._program.computation(i.attribute('calls') or ''), 1)
+    if wrapped:
+      self._start(dataclasses.replace(wrapped, name=i.name), wrapped.opcode.removesuffix('-start'))
 
   def _start(self, i: hlo.Instruction, kind: str) -> None:
     collective = kind in _COLLECTIVES
@@ -237,6 +251,22 @@ class _Schedule:
     if inner.opcode == 'all-reduce':
       return dataclasses.replace(i, opcode='reduce-scatter', attributes=inner.attributes)
     return i
+
+  def _wrapped(self, i: hlo.Instruction) -> hlo.Instruction | None:
+    """The one operation that an 'async-start' runs: a collective, or the start of a copy.
+
+    None if it runs several. On TPU v6e and v7x the SparseCore has a custom call of the collective.
+    """
+    inside = self._program.module.called(i, 'calls')
+    if inside and inside[-1].opcode == 'custom-call':
+      inside = self._program.module.called(inside[-1], 'called_computations')
+    operations = [self._unfused(j) for j in inside if j.opcode not in _FREE]
+    if len(operations) != 1:
+      return None
+    inner = operations[0]
+    if inner.opcode in _COLLECTIVES:
+      return inner
+    return dataclasses.replace(i, opcode=f'{inner.opcode}-start')
 
   def _moved(self, i: hlo.Instruction) -> float:
     """Bytes that an instruction without a cycle count reads and writes."""
