@@ -250,8 +250,7 @@ class Config:
       )
     if isinstance(self.model, FlexiblePatches) and self.model.patch_sizes:
       raise UserError(
-        f'{path}.data.max_patches cuts images into patches of one size, and the model has patch_sizes; leave one of '
-        'them out.'
+        f'{path}.data.max_patches is for patches of one size; leave {path}.model.patch_sizes out.'
       )
     if self.objective.frozen_models() or self.objective.extra_crops(self.data):
       raise UserError(

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import logging
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, SupportsIndex
 
 import jax
@@ -90,9 +90,7 @@ class LoadedModel:
     return jax.nn.sigmoid(logits) if self.link == 'sigmoid' else jax.nn.softmax(logits)
 
   def features(self, images: jax.typing.ArrayLike, layer: SupportsIndex | None = None) -> jax.Array:
-    """(B, H, W, C) -> (B, N, D): tokens after block `layer` (from 0); None or -1: after the last norm.
-
-    `Patches` have N tokens too: behind those of an image's own patches are those of its padding.
+    """(B, H, W, C) -> (B, N, D): tokens after block `layer` (from 0), padding's last; None or -1: after the last norm.
 
     Raises:
       UserError: there is no such block.
@@ -118,10 +116,7 @@ class LoadedModel:
     """
     layers = layer if isinstance(layer, Sequence) else [layer]
     numbers = tuple(self._checked_layer(number) for number in layers)
-    try:
-      maps = _feature_maps(self.module, self._checked(images), numbers, norm)
-    except ValueError as error:
-      raise UserError(f'{error}.') from error
+    maps = _able(_feature_maps, self.module, self._checked(images), numbers, norm)
     return maps if isinstance(layer, Sequence) else maps[0]
 
   def embeddings(
@@ -130,19 +125,11 @@ class LoadedModel:
     layer: SupportsIndex | None = None,
     how: Pooling | None = None,
   ) -> jax.Array:
-    """(B, H, W, C) -> float32 (B, D): what the head reads, one vector an image; or `features` of a layer, pooled.
+    """(B, H, W, C) -> float32 (B, D): what the head reads, one vector an image.
 
-    Args:
-      images: of `preprocess`; padding of `Patches` is left out.
-      layer, how: as of `features` and `pool`. Where both are None, a layer in front of the head is applied too.
-
-    Raises:
-      UserError: there is no such block, or the model cannot pool so.
+    With `layer` or `how` these are `features` that are pooled. Padding of `Patches` is left out. UserError as of both.
     """
-    try:
-      return embeddings_of(self.module, self._checked(images), self._checked_layer(layer), how)
-    except ValueError as error:
-      raise UserError(f'{error}.') from error
+    return _able(embeddings_of, self.module, self._checked(images), self._checked_layer(layer), how)
 
   def attention(self, images: jax.typing.ArrayLike) -> jax.Array | None:
     """float32 (L, B, H, N, N): how much each token (row) attends to each; None without attention."""
@@ -160,8 +147,7 @@ class LoadedModel:
     """
     if self.preprocess.max_patches is not None:
       raise UserError(
-        'pool cannot tell padding from patches, and images of any shape (NaFlex) have both; write '
-        'model.embeddings(images, layer, how).'
+        'pool cannot tell padding from patches (NaFlex); write model.embeddings(images, layer, how).'
       )
     array = _as_array(tokens)
     if array is None or array.ndim != 3:
@@ -169,10 +155,7 @@ class LoadedModel:
         f'pool takes the tokens of features, (images, tokens, width), and this is {_shown(tokens)}; write '
         'model.pool(model.features(images)).'
       )
-    try:
-      return _pool(self.module, array, how)
-    except ValueError as error:
-      raise UserError(f'{error}.') from error
+    return _able(_pool, self.module, array, how)
 
   def classify(self, images: Iterable[Image.Image | np.ndarray]) -> list[str]:
     """The most probable class of each of Pillow's images or uint8 arrays, by name (or number).
@@ -308,6 +291,14 @@ def _hidden_states(module: Model, images: jax.Array) -> jax.Array | None:
 @functools.partial(jax.jit, static_argnums=2)
 def _pool(module: Model, tokens: jax.Array, how: Pooling | None) -> jax.Array:
   return module.pool(tokens, how)
+
+
+def _able(function: Callable[..., Any], *arguments: Any) -> Any:
+  """What a function gives; UserError where a model, by its ValueError, cannot do so."""
+  try:
+    return function(*arguments)
+  except ValueError as error:
+    raise UserError(f'{error}.') from error
 
 
 def _as_array(values: Any) -> jax.Array | None:

@@ -22,13 +22,16 @@ METHODS: list[PositionResize] = ['linear', 'bilinear', 'bilinear_antialias', 'bi
 
 @pytest.mark.parametrize('method', METHODS)
 def test_positions_of_each_image_are_those_of_its_grid(method):
-  table = np.random.default_rng(0).normal(size=(12, 6)).astype(np.float32)
-  found = jax.jit(naflex.positions, static_argnums=(1, 3, 4))(
-    jnp.asarray(table)[None], (3, 4), jnp.array(GRIDS), 16, method
+  table, grids = (
+    np.random.default_rng(0).normal(size=(192, 6)).astype(np.float32),
+    [*GRIDS, (13, 19), (7, 36)],
   )
-  for grid, rows in zip(GRIDS, np.asarray(found), strict=True):
-    expected = position_resize.resize(table, (3, 4), grid, method)
-    np.testing.assert_allclose(rows[: len(expected)], expected, atol=2e-6)
+  found = jax.jit(naflex.positions, static_argnums=(1, 3, 4))(
+    jnp.asarray(table)[None], (16, 12), jnp.array(grids), 252, method
+  )
+  for grid, rows in zip(grids, np.asarray(found), strict=True):
+    expected = position_resize.resize(table.astype(np.float64), (16, 12), grid, method)
+    np.testing.assert_allclose(rows[: len(expected)], expected, atol=1e-6)
 
 
 @pytest.mark.parametrize('pool', ['gap', 'token_gap', 'map', 'avgmax_patches', 'map_patches'])
@@ -90,7 +93,7 @@ def test_a_column_of_patches_is_its_image():
     ({}, {'position': 'rotary'}, "has position 'rotary'; choose 'learned'"),
     ({}, {'patch_dropout': 0.5}, 'the model has patch_dropout'),
     ({}, {'token_merging': 2}, 'the model has token_merging'),
-    ({}, {'patch_sizes': (2, 4)}, 'cuts images into patches of one size, and the model has patch_sizes'),
+    ({}, {'patch_sizes': (2, 4)}, 'for patches of one size; leave config.model.patch_sizes out'),
     ({'patch': 8}, {}, 'data.patch is 8 pixels, and the model has patches of 4; set it to 4'),
     ({'mixup': 0.2}, {}, 'data.mixup for images of one size'),
     ({'crop': 'random'}, {}, "choose crop 'inception' or 'resize'"),

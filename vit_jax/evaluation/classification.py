@@ -150,7 +150,7 @@ def _check_patch(model: ModelConfig, patch: int, data: DataConfig, option: str) 
     )
   if data.max_patches:
     raise UserError(
-      f'{option} is {patch}, and config.data.max_patches has cut the images into patches already; leave it out.'
+      f'{option} is {patch}, and config.data.max_patches has cut the images already; leave it out.'
     )
   dataclasses.replace(model, patch=patch).grid(data.image_size, f'{option}: the image size')
 

@@ -5,6 +5,7 @@ CLIP, arXiv 2103.00020, section 3.1 and table 13 (recall at 1, 5 and 10 of Flick
 
 import concurrent.futures
 import dataclasses
+import functools
 import math
 import pathlib
 from collections.abc import Iterator, Mapping
@@ -18,7 +19,7 @@ from flax import nnx
 from vit_jax.evaluation import features as features_lib
 from vit_jax.evaluation.base import EvaluationContext, Evaluator, EvaluatorConfig, Limited, MetricKind, Params
 from vit_jax.foundation.errors import UserError
-from vit_jax.models.capabilities import ComparesTexts, TextTowerOptions
+from vit_jax.models.capabilities import TextTowerOptions
 from vit_jax.options import Count
 from vit_jax.parallel import mesh as mesh_lib
 
@@ -96,7 +97,9 @@ class RetrievalEvaluator(Evaluator):
       sharding=mesh_lib.batch_sharding(context.mesh),
     )
     self._of_images = features_lib.make_step(context.graphdef, context.data, context.mesh)
-    self._of_texts = _text_step(context.graphdef, context.mesh)
+    network = functools.partial(nnx.merge, context.graphdef)
+    of_texts = lambda params, tokens: network(params).text_features(tokens)
+    self._of_texts: Any = jax.jit(of_texts, out_shardings=mesh_lib.replicated(context.mesh))
 
   def run(
     self,
@@ -131,8 +134,7 @@ def ranks(queries: np.ndarray, gallery: np.ndarray, pairs: np.ndarray, mesh: jax
   Args:
     queries, gallery: features, float32 (Q, P) and (G, P), each of length 1.
     pairs: int (pairs, 2), a query and one of its own; each query has at least one.
-    mesh: over which queries are split; each device has the gallery, which takes less memory than its products with
-      a part of the queries.
+    mesh: over which queries are split; each device holds the whole gallery.
 
   Returns:
     int32 (Q,).
@@ -165,14 +167,3 @@ def _parts(rows: np.ndarray, mesh: jax.sharding.Mesh) -> Iterator[tuple[jax.Arra
     padding = [(0, size - len(part))] + [(0, 0)] * (rows.ndim - 1)
     whole = np.pad(part, padding)
     yield jax.make_array_from_callback(whole.shape, sharding, whole.__getitem__), len(part)
-
-
-def _text_step(graphdef: nnx.GraphDef, mesh: jax.sharding.Mesh) -> Any:
-  """The compiled function (parameters, tokens (K, N)) -> features, float32 (K, P), which every process has."""
-
-  def step(params: Params, tokens: jax.Array) -> jax.Array:
-    model: Any = nnx.merge(graphdef, params)
-    assert isinstance(model, ComparesTexts), 'its options have a text tower'
-    return model.text_features(tokens)
-
-  return jax.jit(step, out_shardings=mesh_lib.replicated(mesh))

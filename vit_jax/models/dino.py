@@ -12,9 +12,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from vit_jax.models import vit_flops
+from vit_jax.models import flops, vit_flops
 from vit_jax.models.base import Architecture, Model, Sharding, ShardingRules
 from vit_jax.models.flops import Layer
+from vit_jax.models.layers import unit
 from vit_jax.models.vit import ViT
 from vit_jax.models.vit_config import ViTConfig
 from vit_jax.options import Size
@@ -61,11 +62,9 @@ class DinoConfig(ViTConfig):
   def _layers(self, architecture: Architecture, dropped: float) -> list[Layer]:
     """Those of the transformer and of the projection of its class token."""
     transformer = vit_flops.without_head(self, architecture, dropped)
-    sizes = (self.sizes.width, self.projection_hidden, self.projection_hidden, self.projection_width)
-    products = sum(
-      inputs * outputs for inputs, outputs in zip(sizes, (*sizes[1:], self.prototypes), strict=True)
-    )
-    return [*transformer, Layer('projection', (self.prototypes,), products)]
+    hidden = self.projection_hidden
+    sizes = (self.sizes.width, hidden, hidden, self.projection_width, self.prototypes)
+    return [*transformer, Layer('projection', (self.prototypes,), flops.dense(sizes))]
 
   def describe(self) -> str:
     return f'{super().describe()}, {self.prototypes:,} prototypes'
@@ -98,8 +97,8 @@ class Projection(nnx.Module):
     x = jax.nn.gelu(self.first(tokens), approximate=False)
     x = jax.nn.gelu(self.second(x), approximate=False)
     kernel = self.prototypes.kernel[...]
-    kernel = _unit(jnp.where(held, jax.lax.stop_gradient(kernel), kernel), axis=0)
-    x = _unit(self.third(x), axis=-1)
+    kernel = unit(jnp.where(held, jax.lax.stop_gradient(kernel), kernel), axis=0)
+    x = unit(self.third(x))
     return jnp.matmul(x.astype(self.dtype), kernel.astype(self.dtype), preferred_element_type=jnp.float32)
 
 
@@ -141,9 +140,3 @@ class DinoTransformer(ViT):
     projection = self.projection if self.patch_projection is None or not of_patches else self.patch_projection
     with jax.named_scope('projection'):
       return projection(tokens, held=held)
-
-
-def _unit(x: jax.Array, axis: int) -> jax.Array:
-  """float32: the vectors along an axis, scaled to length 1."""
-  x = x.astype(jnp.float32)
-  return x * jax.lax.rsqrt(jnp.square(x).sum(axis, keepdims=True) + 1e-24)

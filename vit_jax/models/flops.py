@@ -5,6 +5,8 @@ exaFLOPs (table 6) are counted; the compiler's own count sees the body of a scan
 multiplications.
 """
 
+import itertools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 TRAINING = 3  # times the forward pass: the backward pass takes two
@@ -30,6 +32,11 @@ def attention(queries: int, keys: int, width: int, products: int = 2) -> int:
 def mlp(tokens: int, width: int, hidden: int) -> int:
   """Multiplications of two dense layers."""
   return 2 * tokens * width * hidden
+
+
+def dense(widths: Sequence[int]) -> int:
+  """Multiplications of dense layers, one after the other, for a vector: `widths` are inputs, hidden units, outputs."""
+  return sum(inputs * outputs for inputs, outputs in itertools.pairwise(widths))
 
 
 def resnet(root: int, blocks: tuple[int, ...], image_size: tuple[int, int], channels: int) -> list[Layer]:

@@ -1,4 +1,4 @@
-"""Layers that several models share: the patch embedding and the head."""
+"""Layers and functions that several models share."""
 
 import jax
 import jax.numpy as jnp
@@ -56,6 +56,12 @@ def initial_head(inputs: int, num_classes: int, bias: float, rngs: nnx.Rngs) -> 
 def repeat_for_examples(token: nnx.Param, z: jax.Array) -> jax.Array:
   """(1, R, D) -> (B, R, D): learned tokens, repeated for each example of z (B, N, D), in its dtype."""
   return jnp.broadcast_to(token[...].astype(z.dtype), (z.shape[0], *token.shape[1:]))
+
+
+def unit(x: jax.Array, axis: int = -1) -> jax.Array:
+  """float32: the vectors along an axis, scaled to length 1."""
+  x = x.astype(jnp.float32)
+  return x * jax.lax.rsqrt(jnp.square(x).sum(axis, keepdims=True) + 1e-24)
 
 
 def layer_scale(width: int, value: float | None) -> nnx.Param | None:

@@ -38,7 +38,7 @@ class MaeConfig(ViTConfig):
   # Kind of positions of the encoder (see model 'vit'), which must be added to the tokens; the decoder's are
   # 'sincos2d_mae'.
   position: Annotated[str, OneOf(POSITIONS)] = 'sincos2d_mae'
-  # Pooling, which a masked autoencoder has none of; a fine-tuning has one (model 'vit').
+  # Pooling: 'none', the only one for a masked autoencoder; its fine-tuning has another (see model 'vit').
   pool: Annotated[str, OneOf(POOLS)] = 'none'
   # Class token in front of the patches, of use when the encoder is fine-tuned.
   class_token: bool | None = True

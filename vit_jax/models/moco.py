@@ -16,10 +16,11 @@ import jax.numpy as jnp
 from flax import nnx
 
 from vit_jax.foundation.errors import UserError
-from vit_jax.models import vit_flops
+from vit_jax.models import flops, vit_flops
 from vit_jax.models.base import Architecture, Model, Sharding, ShardingRules
 from vit_jax.models.batch_norm import BatchNorm
 from vit_jax.models.flops import Layer
+from vit_jax.models.layers import unit
 from vit_jax.models.parts.pools import POOLS
 from vit_jax.models.vit import ViT
 from vit_jax.models.vit_config import ViTConfig
@@ -68,10 +69,7 @@ class MocoConfig(ViTConfig):
 
   def _layers(self, architecture: Architecture, dropped: float) -> list[Layer]:
     """Those of the transformer, of the projection and of the predictor."""
-    heads = [
-      Layer(name, sizes[-1:], sum(inputs * outputs for inputs, outputs in itertools.pairwise(sizes)))
-      for name, sizes in self.head_sizes.items()
-    ]
+    heads = [Layer(name, sizes[-1:], flops.dense(sizes)) for name, sizes in self.head_sizes.items()]
     return [*vit_flops.without_head(self, architecture, dropped), *heads]
 
   def describe(self) -> str:
@@ -124,8 +122,7 @@ class MocoTransformer(ViT):
     return self.projections(features, predict=True, train=keys is not None)[:, 0]
 
   def view_features(self, images: jax.Array, *, keys: jax.Array | None = None) -> jax.Array:
-    tokens = self.without_dropped_patches(self.embed(images), keys)
-    return self.head_input(*self.encode_images(images, tokens, keys))
+    return self.head_input(*self.encode_images(images, keys))
 
   def projections(self, features: jax.Array, *, predict: bool, train: bool = True) -> jax.Array:
     with jax.named_scope('projection'):
@@ -133,5 +130,4 @@ class MocoTransformer(ViT):
     if predict and self.predictor is not None:
       with jax.named_scope('predictor'):
         x = self.predictor(x, train=train)
-    x = x.astype(jnp.float32)
-    return x * jax.lax.rsqrt(jnp.square(x).sum(axis=-1, keepdims=True) + 1e-24)
+    return unit(x)

@@ -38,16 +38,20 @@ def keep(tokens: jax.Array, chosen: jax.Array, leading: int) -> jax.Array:
   return jnp.concatenate([tokens[:, :leading], patches], axis=1)
 
 
-def check(config: 'ViTConfig', path: str) -> None:
-  """Raises UserError for a model that has to know where on the grid each patch is, or gives each patch logits."""
-  wrong = None
+def needs_grid(config: 'ViTConfig') -> str | None:
+  """What has to know where on the grid each patch is, or gives each patch logits, and the remedy; None: nothing."""
   if issubclass(config.positions, AttentionPosition):
-    wrong = (
+    return (
       f"position {config.position!r}, of which attention knows; choose one that is added, such as 'learned'"
     )
-  elif config.axial or config.mlp_locality:
-    wrong = f'{"axial" if config.axial else "mlp_locality"}, which needs the whole grid; leave it out'
-  elif config.pool == 'none' and not isinstance(config, ReconstructionOptions):
-    wrong = "pool 'none', by which every patch gets logits; choose another pool"
-  if config.patch_dropout and wrong:
+  if config.axial or config.mlp_locality:
+    return f'{"axial" if config.axial else "mlp_locality"}, which needs the whole grid; leave it out'
+  if config.pool == 'none' and not isinstance(config, ReconstructionOptions):
+    return "pool 'none', by which every patch gets logits; choose another pool"
+  return None
+
+
+def check(config: 'ViTConfig', path: str) -> None:
+  """Raises UserError for a model that `needs_grid`."""
+  if config.patch_dropout and (wrong := needs_grid(config)):
     raise UserError(f'{path}.patch_dropout is {config.patch_dropout}, and the model has {wrong}.')

@@ -44,56 +44,48 @@ def resize(
 
 def _aligned(old: int, new: Any, places: Any) -> Any:
   """Linear, the first and the last sample stay where they are."""
-  return _hat(places * ((old - 1) / _numpy(new).maximum(new - 1, 1)), old)
+  last = _numpy(new).maximum(new - 1, 1)
+  return _hat((places * (old - 1) - np.arange(old) * last) / last)
 
 
 def _half_pixel(old: int, new: Any, places: Any) -> Any:
-  """Linear, samples are the centres of pixels."""
-  return _hat(_numpy(places).clip(_centres(old, new, places), 0, old - 1), old)
+  """Linear, samples are the centres of pixels; beyond the edges the last sample is repeated."""
+  cells = np.arange(old)
+  return _hat(_numpy(places).clip(_distances(old, new, places, cells), -cells, old - 1 - cells))
 
 
-def _hat(source: Any, old: int) -> Any:
-  numpy = _numpy(source)
-  return numpy.maximum(0, 1 - numpy.abs(source - np.arange(old)))
+def _hat(x: Any) -> Any:
+  return _numpy(x).maximum(0, 1 - abs(x))
 
 
 def _bicubic(old: int, new: Any, places: Any) -> Any:
   """Keys' kernel with a = -0.75; beyond the edges the last sample is repeated."""
-  source = _centres(old, new, places)
-  numpy = _numpy(source)
-  first, result = numpy.floor(source), 0
+  numpy, result = _numpy(places), 0
+  first = numpy.floor(_distances(old, new, places, 0))
   for tap in range(-1, 3):
     index = first + tap
     own = numpy.clip(index, 0, old - 1) == np.arange(old)
-    result = result + own * _cubic(source - index, -0.75)
+    result = result + own * _cubic(_distances(old, new, places, index), -0.75)
   return result
 
 
-def _bicubic_antialias(old: int, new: Any, places: Any) -> Any:
-  """Keys' kernel with a = -0.5, widened where it shrinks and cut off at the edges."""
-  return _antialiased(lambda x: _cubic(x, -0.5), old, new, places)
-
-
-def _bilinear_antialias(old: int, new: Any, places: Any) -> Any:
-  """A triangle, widened where it shrinks and cut off at the edges."""
-  return _antialiased(lambda x: _numpy(x).maximum(0, 1 - abs(x)), old, new, places)
-
-
 def _antialiased(kernel: Callable[[Any], Any], old: int, new: Any, places: Any) -> Any:
+  """A kernel, widened where it shrinks and cut off at the edges."""
   widen = _numpy(new).maximum(old / new, 1.0)
-  weights = kernel((_centres(old, new, places) - np.arange(old)) / widen)
+  weights = kernel(_distances(old, new, places, np.arange(old)) / widen)
   return weights / weights.sum(axis=-1, keepdims=True)
 
 
-def _centres(old: int, new: Any, places: Any) -> Any:
-  return (places + 0.5) * old / new - 0.5
+def _distances(old: int, new: Any, places: Any, cells: Any) -> Any:
+  """From the centres of old cells to those of `places`, in old cells; float32 rounds the quotient alone."""
+  return ((2 * places + 1) * old - (2 * cells + 1) * new) / (2 * new)
 
 
 def _cubic(x: Any, a: float) -> Any:
-  """'Cubic convolution interpolation for digital image processing' (Keys 1981), equation 4."""
+  """'Cubic convolution interpolation for digital image processing' (Keys 1981), equation 4, in its factors."""
   numpy, x = _numpy(x), abs(x)
-  near = ((a + 2) * x - (a + 3)) * x * x + 1
-  far = a * (((x - 5) * x + 8) * x - 4)
+  near = (x - 1) * (((a + 2) * x - 1) * x - 1)
+  far = a * (x - 1) * (x - 2) ** 2
   return numpy.where(x <= 1, near, numpy.where(x < 2, far, 0))
 
 
@@ -105,7 +97,7 @@ def _numpy(array: Any) -> Any:
 _WEIGHTS: dict[str, Callable[[int, Any, Any], Any]] = {
   'linear': _aligned,
   'bilinear': _half_pixel,
-  'bilinear_antialias': _bilinear_antialias,
+  'bilinear_antialias': functools.partial(_antialiased, _hat),
   'bicubic': _bicubic,
-  'bicubic_antialias': _bicubic_antialias,
+  'bicubic_antialias': functools.partial(_antialiased, functools.partial(_cubic, a=-0.5)),
 }

@@ -15,6 +15,7 @@ from flax.nnx import initializers
 from vit_jax.models import scanned_blocks
 from vit_jax.models.base import Grid, Sharding
 from vit_jax.models.encoder_block import BLOCKS
+from vit_jax.models.layers import unit
 from vit_jax.models.parts.norms import NORMS
 from vit_jax.models.parts.positions import AttentionPosition, Position, Tokens
 from vit_jax.models.vit_config import ViTConfig
@@ -72,8 +73,7 @@ class TextTower(nnx.Module):
       read: int (K,), the token of each text whose features are those of the text.
     """
     z = scanned_blocks.apply(self.blocks, tokens, None, self.loop, (1, tokens.shape[1]))
-    features = self.projection(self.norm(z)[jnp.arange(z.shape[0]), read].astype(jnp.float32))
-    return features / jnp.linalg.norm(features, axis=-1, keepdims=True)
+    return unit(self.projection(self.norm(z)[jnp.arange(z.shape[0]), read].astype(jnp.float32)))
 
 
 class EmbeddedTextTower(TextTower):
@@ -114,6 +114,5 @@ def text_head(
     scale, bias: what a cosine is multiplied by, and what is added then.
   """
   features = jnp.asarray(features)
-  means = features.reshape(classes, -1, features.shape[-1]).mean(axis=1)
-  means /= jnp.linalg.norm(means, axis=-1, keepdims=True)
-  return {'kernel': scale * means.T, 'bias': jnp.full(classes, bias, jnp.float32)}
+  means = unit(features.reshape(classes, -1, features.shape[-1]).mean(axis=1))
+  return {'kernel': means.T * scale, 'bias': jnp.full(classes, bias, jnp.float32)}

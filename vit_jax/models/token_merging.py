@@ -13,6 +13,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from vit_jax.foundation.errors import UserError
+from vit_jax.models.capabilities import ReconstructionOptions
+from vit_jax.models.patch_dropout import needs_grid
 from vit_jax.models.scanned_blocks import Loop, constrain
 from vit_jax.models.token_weights import TokenWeights
 
@@ -72,17 +74,11 @@ def merged(
 
 def checked(config: C, path: str) -> C:
   """A model's options as they are; UserError, which names `path`, where blocks need all patches, or the grid."""
-  wrong = None
-  if config.position not in ('none', 'learned', 'learned2d', 'sincos2d', 'sincos2d_mae'):
-    wrong = (
-      f"position {config.position!r}, of which attention knows; choose one that is added, such as 'learned'"
-    )
-  elif config.axial or config.mlp_locality:
-    wrong = f'{"axial" if config.axial else "mlp_locality"}, which needs the whole grid; leave it out'
-  elif config.block not in ('sequential', 'post_norm'):
+  wrong = needs_grid(config)
+  if config.block not in ('sequential', 'post_norm'):
     wrong = f"block {config.block!r}, whose MLP does not come after attention; choose 'sequential'"
-  elif config.pool == 'none':
-    wrong = "pool 'none', by which every patch gets logits; choose another pool"
+  elif isinstance(config, ReconstructionOptions):
+    wrong = 'a decoder of all patches; fine-tune it first'
   if config.token_merging and wrong:
     raise UserError(f'{path}.token_merging is {config.token_merging}, and the model has {wrong}.')
   return config

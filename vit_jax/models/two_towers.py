@@ -17,6 +17,7 @@ from vit_jax.foundation.errors import UserError
 from vit_jax.models import vit_flops
 from vit_jax.models.base import Architecture, Model, Sharding, ShardingRules, under
 from vit_jax.models.flops import Layer
+from vit_jax.models.layers import unit
 from vit_jax.models.parts import OneOf
 from vit_jax.models.parts.pools import POOLS
 from vit_jax.models.text_tower import EmbeddedTextTower, TextConfig
@@ -146,12 +147,10 @@ class TwoTowers(ViT):
     self.logit_bias = nnx.Param(jnp.full((1,), config.logit_bias))
 
   def __call__(self, images: jax.Array, *, keys: jax.Array | None = None) -> jax.Array:
-    tokens = self.without_dropped_patches(self.embed(images), keys)
-    return self.head_input(*self.encode_images(images, tokens, keys))
+    return self.head_input(*self.encode_images(images, keys))
 
   def head_input(self, tokens: jax.Array, weights: TokenWeights | None = None) -> jax.Array:
-    features = super().head_input(tokens, weights).astype(jnp.float32)
-    return features / jnp.linalg.norm(features, axis=-1, keepdims=True)
+    return unit(super().head_input(tokens, weights))
 
   def text_features(self, tokens: jax.Array) -> jax.Array:
     with jax.named_scope('text_tower'):

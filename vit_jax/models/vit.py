@@ -20,7 +20,7 @@ from vit_jax.models import axial, naflex, patch_dropout, scanned_blocks, token_m
 from vit_jax.models.base import Architecture, Grid, Model, Pooling, Sharding
 from vit_jax.models.dropout import dropout, fold_in
 from vit_jax.models.encoder_block import BLOCKS
-from vit_jax.models.layers import PatchEmbedding, initial_head, repeat_for_examples
+from vit_jax.models.layers import PatchEmbedding, initial_head, repeat_for_examples, unit
 from vit_jax.models.parts import fused_attention
 from vit_jax.models.parts.norms import NORMS
 from vit_jax.models.parts.pools import POOLS
@@ -101,22 +101,19 @@ class ViT(Model['ViTConfig']):
   def distillation_logits(
     self, images: jax.Array, *, keys: jax.Array | None = None
   ) -> tuple[jax.Array, jax.Array]:
-    tokens = self.without_dropped_patches(self.embed(images), keys)
-    tokens, weights = self.encode_images(images, tokens, keys)
+    tokens, weights = self.encode_images(images, keys)
     with jax.named_scope('head'):
       logits = self.head(self.head_input(tokens, weights).astype(jnp.float32))
       if self.distillation_head is None:
         return logits, logits
       return logits, self.distillation_head(tokens[:, 1].astype(jnp.float32))
 
-  def encode_images(
-    self, images: jax.Array, tokens: jax.Array, keys: jax.Array | None
-  ) -> tuple[jax.Array, TokenWeights | None]:
-    """`encode` of what `embed` gives of images, and the weights of the result, (B, N, D) or some of it, if it has any.
+  def encode_images(self, images: jax.Array, keys: jax.Array | None) -> tuple[jax.Array, TokenWeights | None]:
+    """The tokens of images that the head may read, (B, N, D) or some of them, and their weights if they have any.
 
-    Without keys patches are merged, where the model's options say so.
+    With keys patches are dropped, and without keys they are merged, where the model's options say so.
     """
-    merged = self.config.token_merging
+    tokens, merged = self.without_dropped_patches(self.embed(images), keys), self.config.token_merging
     if keys is not None or not merged:
       tokens = self.encode(tokens, keys, grid=self._places_of(images), read=self._tokens_read)
       return tokens, self.weights_of(images)
@@ -248,10 +245,7 @@ class ViT(Model['ViTConfig']):
     if self.pre_logits is not None:
       x = self.pre_logits(x)
       x = jnp.tanh(x) if self.config.pre_logits == 'tanh' else x
-    if self.config.cosine_head:
-      x = x.astype(jnp.float32)
-      x /= jnp.linalg.norm(x, axis=-1, keepdims=True)
-    return x
+    return unit(x) if self.config.cosine_head else x
 
   def patch_logits(
     self,

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.data.config import DataConfig, ExtraCrops
@@ -184,6 +185,18 @@ class Objective(abc.ABC):
       )
 
 
+class Headless(Objective):
+  """An objective of a network without a head for classes, whose features alone are evaluated."""
+
+  evaluators: ClassVar[tuple[str, ...]] = ('fewshot',)
+
+  def head_size(self, classes: int, data: DataConfig) -> int:
+    return 0
+
+  def class_names(self, names: tuple[str, ...]) -> tuple[str, ...]:
+    return ()
+
+
 def requested_classes(classes: int, data: DataConfig) -> int:
   """data.num_classes, or else the classes of the data; UserError where it is less than those."""
   if data.num_classes is None:
@@ -194,6 +207,12 @@ def requested_classes(classes: int, data: DataConfig) -> int:
       f'leave it out or raise it.'
     )
   return data.num_classes
+
+
+def views(batch: Batch) -> jax.Array:
+  """float32 (2 B, H, W, C): 'image' and the crop 'second' of each image, one after the other, and so on its device."""
+  images = jnp.stack([batch['image'], batch['second'][:, 0]], axis=1)
+  return images.reshape(-1, *images.shape[2:])
 
 
 def check_crops(name: str, data: DataConfig) -> None:

@@ -22,21 +22,21 @@ from vit_jax.data.config import DataConfig
 from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import Model, ModelConfig
 from vit_jax.models.capabilities import ComparesTexts, TextTowerOptions
-from vit_jax.objectives.base import Batch, Metrics, Objective, Texts
+from vit_jax.objectives.base import Batch, Headless, Metrics, Texts
 
 # A few products of thin matrices, whose errors the scale multiplies.
 _dot = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
 
 
 @dataclasses.dataclass(frozen=True)
-class ContrastiveObjective(Objective):
+class ContrastiveObjective(Headless):
   """The loss of all pairs of an image and a text of the batch."""
 
   # Loss of the pairs: 'sigmoid', SigLIP's, or 'softmax', CLIP's. Parts of config.accumulation are batches of their own.
   loss: Literal['sigmoid', 'softmax'] = 'sigmoid'
-  # Texts of images, such as ('a photo of a {}.', 'a picture of a {}'), of which one is drawn for each example; {}
-  # stands for the name of its class, {text} for its caption, of several one that is drawn: of prepared data, or what
-  # NAME.txt has beside NAME.jpg, in a folder.
+  # Texts of images, such as ('a photo of a {}.', 'a picture of a {}'), of which each example draws one. In it, {}
+  # stands for the name of the example's class, and {text} for its caption, or one of several, drawn likewise. Prepared
+  # data may have captions, and so may a folder, in NAME.txt beside NAME.jpg.
   prompts: tuple[str, ...] = ('a photo of a {}.',)
   # Tokenizer of the texts: 'bytes', a token for each byte, numbered as ByT5's; or a folder that has a tokenizer.json,
   # such as that of a CLIP or a SigLIP (also hf:org/name).
@@ -62,9 +62,6 @@ class ContrastiveObjective(Objective):
       loss = softmax_loss(images, texts, scale)
     return loss, {'logit_scale': scale, 'logit_bias': bias}
 
-  def head_size(self, classes: int, data: DataConfig) -> int:
-    return 0  # two towers have none
-
   @property
   def texts(self) -> Texts:
     return Texts(self.prompts, self.tokenizer)
@@ -72,9 +69,6 @@ class ContrastiveObjective(Objective):
   @property
   def link(self) -> Literal['softmax', 'sigmoid']:
     return self.loss
-
-  def class_names(self, names: tuple[str, ...]) -> tuple[str, ...]:
-    return ()
 
   def check(self, path: str) -> None:
     """Raises UserError where there is no text."""

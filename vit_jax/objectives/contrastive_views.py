@@ -21,7 +21,7 @@ from vit_jax.data.config import DataConfig, ExtraCrops
 from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import Model, ModelConfig
 from vit_jax.models.capabilities import ComparesViews, ViewOptions
-from vit_jax.objectives.base import Batch, Metrics, Objective, check_crops
+from vit_jax.objectives.base import Batch, Headless, Metrics, check_crops, views
 from vit_jax.objectives.self_distillation_losses import effective_rank
 from vit_jax.options import Positive
 
@@ -30,11 +30,11 @@ _einsum = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
 
 
 @dataclasses.dataclass(frozen=True)
-class ContrastiveViewsObjective(Objective):
+class ContrastiveViewsObjective(Headless):
   """InfoNCE of two views of each image; no labels. One of them is as data.crop, area and augment say."""
 
-  # Momentum encoder, the EMA, that makes what views are compared with (MoCo v3); otherwise the model itself (SimCLR),
-  # without a predictor. Parts of config.accumulation are batches of their own.
+  # Momentum encoder, the run's EMA, which makes the vectors that views are compared with (MoCo v3). Otherwise the model
+  # makes them itself, without a predictor (SimCLR). Parts of config.accumulation are batches of their own.
   momentum_encoder: bool = True
   # Temperature, by which cosines are divided.
   temperature: Positive = 0.2
@@ -42,7 +42,6 @@ class ContrastiveViewsObjective(Objective):
   second_augment: Annotated[str, augment_policy.parse] = 'dino(0.1,0.2)'
 
   title: ClassVar[str] = 'contrastive learning of views'
-  evaluators: ClassVar[tuple[str, ...]] = ('fewshot',)
   compares_examples: ClassVar[bool] = True
 
   @property
@@ -55,7 +54,7 @@ class ContrastiveViewsObjective(Objective):
   def taught(self, batch: Batch, teacher: Model, progress: jax.Array) -> Batch:
     """Adds 'teacher', float32 (B, 2, P): what the momentum encoder makes of both views, by statistics of the batch."""
     assert isinstance(teacher, ComparesViews)  # by `check_run`
-    features = teacher.view_features(_views(batch)).reshape(len(batch['image']), 2, -1)
+    features = teacher.view_features(views(batch)).reshape(len(batch['image']), 2, -1)
     return batch | {'teacher': jax.lax.stop_gradient(self._projections(teacher, features, predict=False))}
 
   def loss_and_metrics(
@@ -70,7 +69,7 @@ class ContrastiveViewsObjective(Objective):
     assert isinstance(model, ComparesViews)  # by `check_run`
     size = len(batch['image'])
     view_keys = jax.vmap(lambda key: jax.random.split(key, 2))(keys).reshape(-1)
-    features = model.view_features(_views(batch), keys=view_keys)
+    features = model.view_features(views(batch), keys=view_keys)
     of_views = self._projections(model, features.reshape(size, 2, -1), predict=True)
     if self.momentum_encoder:
       logits, right = momentum_logits(of_views, batch['teacher'], self.temperature)
@@ -99,12 +98,6 @@ class ContrastiveViewsObjective(Objective):
       f'The contrastive learning has collapsed: a view tells {found:.2g} nats of its image; begin again with a lower '
       "schedule.learning_rate, a longer schedule.warmup, or optimizer.freeze=('^patch_embedding/',)."
     )
-
-  def head_size(self, classes: int, data: DataConfig) -> int:
-    return 0  # the model knows the length of its projections
-
-  def class_names(self, names: tuple[str, ...]) -> tuple[str, ...]:
-    return ()
 
   def check_run(self, model: ModelConfig, data: DataConfig) -> None:
     name = "config.objective.name is 'contrastive_views'"
@@ -135,9 +128,3 @@ def pair_logits(views: jax.Array, temperature: float) -> tuple[jax.Array, jax.Ar
   numbers = jnp.arange(len(views))
   logits = _einsum('ip,jp->ij', views, views) / temperature
   return jnp.where(numbers[:, None] == numbers, -jnp.inf, logits), numbers ^ 1
-
-
-def _views(batch: Batch) -> jax.Array:
-  """float32 (2 B, H, W, C): those of an image one after the other, and so on its device."""
-  views = jnp.stack([batch['image'], batch['second'][:, 0]], axis=1)
-  return views.reshape(-1, *views.shape[2:])

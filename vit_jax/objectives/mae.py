@@ -16,20 +16,19 @@ from vit_jax.foundation.errors import UserError
 from vit_jax.models import patch_dropout
 from vit_jax.models.base import Model, ModelConfig
 from vit_jax.models.capabilities import ReconstructionOptions, Reconstructs
-from vit_jax.objectives.base import Batch, Metrics, Objective
+from vit_jax.objectives.base import Batch, Headless, Metrics
 
 _EPSILON = 1e-6  # added to the variance of a patch's pixels
 
 
 @dataclasses.dataclass(frozen=True)
-class MaeObjective(Objective):
+class MaeObjective(Headless):
   """Mean squared error of the pixels of hidden patches; no labels."""
 
   # Normalisation of each patch's pixels by their own mean and deviation, which makes better features (section 4.1).
   normalise_patches: bool = True
 
   title: ClassVar[str] = 'masked autoencoding'
-  evaluators: ClassVar[tuple[str, ...]] = ('fewshot',)
 
   def loss_and_metrics(
     self, model: Model, batch: Batch, keys: jax.Array, data: DataConfig
@@ -44,12 +43,6 @@ class MaeObjective(Objective):
       targets *= jax.lax.rsqrt(targets.var(axis=-1, keepdims=True, ddof=1) + _EPSILON)
     losses = jnp.square(predicted - targets).mean(axis=-1)
     return ((losses * hidden).sum(axis=1) / hidden.sum(axis=1)).mean(), {}
-
-  def head_size(self, classes: int, data: DataConfig) -> int:
-    return 0  # the model's head is for pixels, of which it knows the number
-
-  def class_names(self, names: tuple[str, ...]) -> tuple[str, ...]:
-    return ()
 
   def check_run(self, model: ModelConfig, data: DataConfig) -> None:
     name = "config.objective.name is 'mae'"

@@ -16,7 +16,7 @@ from vit_jax.data.config import DataConfig
 from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import Model, ModelConfig
 from vit_jax.models.capabilities import MasksPatches, PretrainingOptions
-from vit_jax.objectives.base import Batch, Metrics, Objective
+from vit_jax.objectives.base import Batch, Headless, Metrics
 from vit_jax.options import Rate
 
 COLOUR_LEVELS = 8  # of each channel of a patch's colour: three bits
@@ -26,14 +26,13 @@ _MASKED, _EXCHANGED = 0.8, 0.1
 
 
 @dataclasses.dataclass(frozen=True)
-class MaskedPatchesObjective(Objective):
+class MaskedPatchesObjective(Headless):
   """Cross-entropy of the corrupted patches' mean colours, of 512 (8 levels of each channel); no labels."""
 
   # Share of the targets that is spread evenly over all classes.
   label_smoothing: Rate = 0.0
 
   title: ClassVar[str] = 'masked patch prediction'
-  evaluators: ClassVar[tuple[str, ...]] = ('fewshot',)
 
   def loss_and_metrics(
     self, model: Model, batch: Batch, keys: jax.Array, data: DataConfig
@@ -54,9 +53,6 @@ class MaskedPatchesObjective(Objective):
 
   def head_size(self, classes: int, data: DataConfig) -> int:
     return COLOUR_LEVELS**data.channels
-
-  def class_names(self, names: tuple[str, ...]) -> tuple[str, ...]:
-    return ()
 
   def check_run(self, model: ModelConfig, data: DataConfig) -> None:
     name = "config.objective.name is 'masked_patches'"

@@ -23,7 +23,7 @@ from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import Model, ModelConfig
 from vit_jax.models.capabilities import PrototypeOptions, ScoresPrototypes
 from vit_jax.objectives import self_distillation_losses as losses
-from vit_jax.objectives.base import Batch, Metrics, Objective, check_crops
+from vit_jax.objectives.base import Batch, Headless, Metrics, check_crops, views
 from vit_jax.options import Amount, Between, ImageSize, NotNegative, Positive
 
 _CENTRE_MOMENTUM = 0.9
@@ -32,7 +32,7 @@ Share = Annotated[float, Between(0, 1)]
 
 
 @dataclasses.dataclass(frozen=True)
-class SelfDistillationObjective(Objective):
+class SelfDistillationObjective(Headless):
   """The loss by the teacher of two large crops and several small ones; no labels.
 
   One of the large crops is as data.crop, area and augment say.
@@ -48,9 +48,9 @@ class SelfDistillationObjective(Objective):
   local_augment: Annotated[str, augment_policy.parse] = 'dino(0.5,0)'
   # Augmentation of the second large crop.
   second_augment: Annotated[str, augment_policy.parse] = 'dino(0.1,0.2)'
-  # What keeps the teacher from always giving the same target: 'centring' (its running mean is subtracted) or 'sinkhorn'
-  # (Sinkhorn-Knopp: in each batch every prototype gets the same weight). Parts of config.accumulation are batches of
-  # their own.
+  # Balance of the teacher's targets, so that they do not all become the same: 'centring' (its scores' running mean is
+  # subtracted) or 'sinkhorn' (Sinkhorn-Knopp: in each batch every prototype gets the same weight). Parts of
+  # config.accumulation are batches of their own.
   balance: Literal['centring', 'sinkhorn'] = 'centring'
   # Temperature of the teacher's softmax at the first step; from there it rises evenly.
   first_temperature: Positive = 0.04
@@ -58,7 +58,7 @@ class SelfDistillationObjective(Objective):
   temperature: Positive = 0.07
   # Share of the run in which the teacher's temperature rises.
   temperature_warmup: Share = 0.3
-  # Share of the run, at its begin, in which prototypes keep their initial value.
+  # Share of the run, at its beginning, in which prototypes keep their initial value.
   held_prototypes: Share = 0.01
   # Weight of iBOT's loss, of the masked patches beside the teacher's. 0 to mask none.
   patch_weight: NotNegative = 1.0
@@ -68,7 +68,6 @@ class SelfDistillationObjective(Objective):
   koleo_weight: NotNegative = 0.1
 
   title: ClassVar[str] = 'self-distillation'
-  evaluators: ClassVar[tuple[str, ...]] = ('fewshot',)
   compares_examples: ClassVar[bool] = True
 
   @property
@@ -90,7 +89,7 @@ class SelfDistillationObjective(Objective):
     """
     assert isinstance(teacher, ScoresPrototypes)  # by `check_run`
     size = len(batch['image'])
-    large = _merged(jnp.stack([batch['image'], batch['second'][:, 0]], axis=1))
+    large = views(batch)
     tokens = jax.lax.stop_gradient(teacher.tokens(large))
     rise = jnp.clip(progress / self.temperature_warmup, 0, 1) if self.temperature_warmup else 1.0
     batch = batch | {
@@ -185,12 +184,6 @@ class SelfDistillationObjective(Objective):
       'nats of an image; begin again with a lower schedule.learning_rate or objective.temperature, a higher '
       'config.ema, or a larger batch_size.'
     )
-
-  def head_size(self, classes: int, data: DataConfig) -> int:
-    return 0  # the model knows the number of its prototypes
-
-  def class_names(self, names: tuple[str, ...]) -> tuple[str, ...]:
-    return ()
 
   def check(self, path: str) -> None:
     """Raises UserError for shares in the wrong order, or nothing to mask."""
