@@ -1,4 +1,4 @@
-"""CIFAR-10 from scratch to 80 % in the least processor time: sixteen minutes of a core.
+"""CIFAR-10 from scratch to 80 % (79.3 to 80.3) in the least processor time: sixteen minutes of a core.
 
 python -m vit_jax.main --config=configs/cifar10_fast.py --workdir=runs/cifar10_fast
 
