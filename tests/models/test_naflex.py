@@ -22,10 +22,8 @@ METHODS: list[PositionResize] = ['linear', 'bilinear', 'bilinear_antialias', 'bi
 
 @pytest.mark.parametrize('method', METHODS)
 def test_positions_of_each_image_are_those_of_its_grid(method):
-  table, grids = (
-    np.random.default_rng(0).normal(size=(192, 6)).astype(np.float32),
-    [*GRIDS, (13, 19), (7, 36)],
-  )
+  table = np.random.default_rng(0).normal(size=(192, 6)).astype(np.float32)
+  grids = [*GRIDS, (13, 19), (7, 36)]
   found = jax.jit(naflex.positions, static_argnums=(1, 3, 4))(
     jnp.asarray(table)[None], (16, 12), jnp.array(grids), 252, method
   )

@@ -235,15 +235,19 @@ def test_initial_parameters_have_the_papers_distributions():
 
 
 @pytest.mark.slow
-def test_kernel_deviation_is_that_of_all_kernels_in_blocks_and_of_no_other_parameter():
+@pytest.mark.parametrize(
+  'make',
+  [functools.partial(tiny.options, pool='map'), tiny.mae, tiny.two_towers],
+  ids=['vit', 'mae', 'towers'],
+)
+def test_kernel_deviation_is_that_of_all_kernels_in_blocks_and_of_no_other_parameter(make):
   def initial(**options):
-    model = tiny.options(width=64, mlp_dim=256, pool='map', **options)
-    vit = Architecture(model, (64, 64), 3, 7).build(nnx.Rngs(0))
-    return pytrees.flatten(nnx.to_pure_dict(nnx.state(vit)))
+    network = Architecture(make(**options), (64, 64), 3, 7).build(nnx.Rngs(0))
+    return pytrees.flatten(nnx.to_pure_dict(nnx.state(network)))
 
   papers, params = jax.jit(initial)(), jax.jit(functools.partial(initial, kernel_deviation=0.02))()
   for path, values in params.items():
-    if path.startswith('blocks/') and path.endswith('/kernel'):
+    if 'blocks/' in path and path.endswith('/kernel'):
       _has_deviation(values, 0.02)
       assert abs(values).max() > 3 * 0.02  # normal, not uniform
     else:

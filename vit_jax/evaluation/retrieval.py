@@ -98,8 +98,11 @@ class RetrievalEvaluator(Evaluator):
     )
     self._of_images = features_lib.make_step(context.graphdef, context.data, context.mesh)
     network = functools.partial(nnx.merge, context.graphdef)
-    of_texts = lambda params, tokens: network(params).text_features(tokens)
-    self._of_texts: Any = jax.jit(of_texts, out_shardings=mesh_lib.replicated(context.mesh))
+    # Parameters, tokens (K, N) -> features, float32 (K, P), which every process has.
+    self._of_texts: Any = jax.jit(
+      lambda params, tokens: network(params).text_features(tokens),
+      out_shardings=mesh_lib.replicated(context.mesh),
+    )
 
   def run(
     self,

@@ -53,7 +53,7 @@ class MaeConfig(ViTConfig):
 
   @property
   def decoder(self) -> ViTConfig:
-    """The options of the decoder's blocks: its own sizes, no dropout; norm, activation, dtype as the encoder."""
+    """The options of the decoder's blocks: its own sizes, no dropout; norm, activation, initial kernels, dtype as the encoder."""
     return ViTConfig(
       variant='custom',
       patch=self.sizes.patch,
@@ -65,7 +65,9 @@ class MaeConfig(ViTConfig):
       position='sincos2d_mae',
       class_token=self.has_class_token,
       register_tokens=self.register_tokens,
-      **self.values('activation', 'attention', 'norm', 'norm_epsilon', 'dtype', 'remat', 'unroll'),
+      **self.values(
+        'activation', 'attention', 'kernel_deviation', 'norm', 'norm_epsilon', 'dtype', 'remat', 'unroll'
+      ),
     )
 
   @property

@@ -76,7 +76,7 @@ class TwoTowersConfig(ViTConfig):
       heads=self.text_heads or sizes.heads,
       pool='gap',
       class_token=False,
-      **self.values('activation', 'norm', 'norm_epsilon', 'dtype', 'remat', 'unroll'),
+      **self.values('activation', 'kernel_deviation', 'norm', 'norm_epsilon', 'dtype', 'remat', 'unroll'),
       causal=self.text_causal,
       features=self.pre_logits_size or POOLS[self.pool].widths * sizes.width,
       features_bias=not self.text_causal,
