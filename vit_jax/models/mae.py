@@ -53,7 +53,7 @@ class MaeConfig(ViTConfig):
 
   @property
   def decoder(self) -> ViTConfig:
-    """The options of the decoder's blocks: its own sizes, no dropout; norm, activation, kernels, dtype as the encoder."""
+    """The options of the decoder's blocks: its own sizes, no dropout, and else those of the encoder."""
     return ViTConfig(
       variant='custom',
       patch=self.sizes.patch,
