@@ -88,7 +88,7 @@ def peer(name: str, args: argparse.Namespace) -> Step:
     classes=CLASSES,
     weight_decay=0.1,
     device=args.device,
-    bfloat16=args.device == 'cuda',
+    bfloat16=args.bfloat16,
   )
   return dataclasses.replace(step, text=f'{step.text}, {text}')
 
@@ -96,7 +96,7 @@ def peer(name: str, args: argparse.Namespace) -> Step:
 def maker(name: str, args: argparse.Namespace) -> Callable[[], Step]:
   """What makes the step of a contender."""
   if name in OURS:
-    options = {**OURS[name], **({'dtype': 'bfloat16'} if args.device == 'cuda' else {})}
+    options = {**OURS[name], **({'dtype': 'bfloat16'} if args.bfloat16 else {})}
     return functools.partial(ours, args.variant, args.batch_size, args.image_size, **options)
   return functools.partial(peer, name, args)
 
@@ -108,6 +108,7 @@ def main() -> None:
   parser.add_argument('--image_size', type=int, default=224)
   parser.add_argument('--threads', type=int, default=2, help="PyTorch's")
   parser.add_argument('--device', default='cpu', choices=('cpu', 'cuda'))
+  parser.add_argument('--bfloat16', action='store_true')
   parser.add_argument('--peak_tflops', type=float, help="the device's, for MFU")
   parser.add_argument('--turns', type=int, default=15)
   parser.add_argument('--steps', type=int, default=2, help='in a turn')
@@ -122,7 +123,7 @@ def main() -> None:
   started = contenders.start({name: [*own, f'--contender={name}'] for name in args.contenders})
   turns = contenders.take_turns(started, args.turns, args.steps)
   if turns:
-    dtype = 'bfloat16' if args.device == 'cuda' else 'float32'
+    dtype = 'bfloat16' if args.bfloat16 else 'float32'
     print(f'{args.variant}, {args.image_size} px, batch {args.batch_size}, {dtype}, {len(turns)} turns')
     teraflops = step_flops(args) / 1e12 if args.peak_tflops else 0.0
     first, *_ = started

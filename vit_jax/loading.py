@@ -25,7 +25,7 @@ from vit_jax.models.capabilities import (
   with_position_resize,
 )
 from vit_jax.models.parts import OneOf
-from vit_jax.models.parts.mlps import Activation
+from vit_jax.models.parts.activations import Activation
 from vit_jax.models.parts.pools import POOLS
 from vit_jax.models.position_resize import PositionResize
 from vit_jax.options import Amount, Count, ImageSize, Positive

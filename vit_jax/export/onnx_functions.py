@@ -77,10 +77,12 @@ def _attend(graph: Graph, equation: Any, inputs: list[Any]) -> list[Value]:
   return [graph.tensor('MatMul', [weights, value], equation.outvars[0].aval)]
 
 
-def _gelu(graph: Graph, equation: Any, inputs: list[Any]) -> list[Value]:
-  (x,) = inputs
-  by_tanh = any(inner.primitive.name == 'tanh' for inner in _inner(equation).eqns)
-  return [graph.tensor('Gelu', [x], x, approximate='tanh' if by_tanh else 'none')]
+def _gelu(approximate: str) -> Emit:
+  def emit(graph: Graph, equation: Any, inputs: list[Any]) -> list[Value]:
+    (x,) = inputs
+    return [graph.tensor('Gelu', [x], x, approximate=approximate)]
+
+  return emit
 
 
 _FUNCTIONS: dict[tuple[str, str], Emit] = {
@@ -88,5 +90,6 @@ _FUNCTIONS: dict[tuple[str, str], Emit] = {
   ('norms', '_normalise_in_one_pass'): _layer_norm,
   ('convolutions', '_normalise'): _group_norm,
   ('attention', '_attend'): _attend,
-  ('functions', 'gelu'): _gelu,
+  ('activations', 'gelu'): _gelu('none'),
+  ('activations', 'gelu_tanh'): _gelu('tanh'),
 }

@@ -29,7 +29,8 @@ from vit_jax.models.dropout import Place, drop_path
 from vit_jax.models.flops import Layer
 from vit_jax.models.layers import PatchEmbedding, initial_head, layer_scale, scaled
 from vit_jax.models.parts import OneOf
-from vit_jax.models.parts.mlps import MLPS, Activation, Mlp
+from vit_jax.models.parts.activations import Activation
+from vit_jax.models.parts.mlps import MLPS, Mlp
 from vit_jax.models.parts.norms import NORMS, LayerNorm
 from vit_jax.models.token_weights import Places
 from vit_jax.options import NotNegative, Rate, Size

@@ -28,8 +28,9 @@ from vit_jax.models.capabilities import PositionTable
 from vit_jax.models.encoder_block import BLOCKS
 from vit_jax.models.flops import Layer
 from vit_jax.models.parts import OneOf
+from vit_jax.models.parts.activations import Activation
 from vit_jax.models.parts.attention import Attention
-from vit_jax.models.parts.mlps import MLPS, Activation
+from vit_jax.models.parts.mlps import MLPS
 from vit_jax.models.parts.norms import NORMS
 from vit_jax.models.parts.pools import POOLS
 from vit_jax.models.parts.positions import POSITIONS, Position, Tokens

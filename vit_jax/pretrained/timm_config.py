@@ -10,7 +10,7 @@ import numpy as np
 
 from vit_jax.data.preprocess import Method, Preprocess, TimmCrop
 from vit_jax.models.base import Architecture
-from vit_jax.models.parts.mlps import Activation
+from vit_jax.models.parts.activations import Activation
 from vit_jax.pretrained.base import SIGMOID_LOST, Pretrained, UnknownModelError
 from vit_jax.pretrained.json_values import JsonObject, is_text
 

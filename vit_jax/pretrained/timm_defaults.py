@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
-from vit_jax.models.parts.mlps import Activation
+from vit_jax.models.parts.activations import Activation
 from vit_jax.models.position_resize import PositionResize
 
 T = TypeVar('T')

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.models.parts.mlps import Activation
+from vit_jax.models.parts.activations import Activation
 from vit_jax.models.position_resize import PositionResize
 from vit_jax.models.vit_config import ViTConfig
 from vit_jax.pretrained.base import Pretrained, UnknownModelError

@@ -8,7 +8,7 @@ parameters and says how many multiplications it takes.
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ from vit_jax.models import dense_product, depthwise_convolution, flops
 from vit_jax.models.base import ShardingRules
 from vit_jax.models.dropout import Place, dropout
 from vit_jax.models.layers import XAVIER
+from vit_jax.models.parts.activations import ACTIVATIONS
 from vit_jax.models.scanned_blocks import constrain_examples, named_products
 from vit_jax.models.token_weights import Places
 
@@ -34,15 +35,6 @@ MLPS: Registry[Any] = Registry(
   },
 )
 
-Activation = Literal['gelu_tanh', 'gelu', 'quick_gelu', 'silu', 'relu']
-ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
-  # As calls of their own in a traced function, so that exports know them by name.
-  'gelu_tanh': jax.jit(functools.partial(jax.nn.gelu, approximate=True)),
-  'gelu': jax.jit(functools.partial(jax.nn.gelu, approximate=False)),
-  'quick_gelu': lambda x: x * jax.nn.sigmoid(1.702 * x),
-  'silu': jax.nn.silu,
-  'relu': jax.nn.relu,
-}
 _NEAR_ZERO = initializers.normal(1e-6)
 # The layers that meet the tokens.
 _FIRST = nnx.Any(nnx.PathContains('dense_in'), nnx.PathContains('dense_gate'))
