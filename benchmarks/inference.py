@@ -25,13 +25,15 @@ import timm_vit
 from transformers_vit import SIZES, config
 
 CONTENDERS = ('eager', 'compiled', 'timm', 'timm_compiled', 'ours', 'onnx', 'openvino', 'their_onnx')
+PRECISIONS = {'float32': 'f32', 'bfloat16': 'bf16'}  # as OpenVINO calls them
+TOLERANCES = {'float32': 1e-3, 'bfloat16': 5e-2}  # between the contenders' logits
 
 
-def ours(folder: str, images: np.ndarray) -> Callable[[], np.ndarray]:
+def ours(images: np.ndarray, args: argparse.Namespace) -> Callable[[], np.ndarray]:
   """The README's two lines, images prepared."""
   import vit_jax
 
-  model = vit_jax.load(folder)
+  model = vit_jax.load(args.folder, dtype=args.dtype)
   return lambda: np.asarray(model(images))
 
 
@@ -48,7 +50,7 @@ def exported(name: str, images: np.ndarray, args: argparse.Namespace) -> Callabl
   if name == 'onnx':
     model = export.read(out, args.threads)
     return lambda: model.outputs(images)['logits']
-  options = {'INFERENCE_NUM_THREADS': args.threads, 'INFERENCE_PRECISION_HINT': 'f32'}
+  options = {'INFERENCE_NUM_THREADS': args.threads, 'INFERENCE_PRECISION_HINT': PRECISIONS[args.dtype]}
   compiled = openvino.Core().compile_model(f'{out}/model.onnx', 'CPU', options)
   return lambda: compiled(images)['logits']
 
@@ -72,9 +74,9 @@ def peer(name: str, images: np.ndarray, args: argparse.Namespace) -> Callable[[]
   function = torch.compile(model) if name.endswith('compiled') else model
 
   def run() -> np.ndarray:
-    with torch.inference_mode():
+    with torch.inference_mode(), torch.autocast('cpu', torch.bfloat16, enabled=args.dtype == 'bfloat16'):
       output = function(pixels)
-    return (output if of_timm else output.logits).numpy()
+    return (output if of_timm else output.logits).float().numpy()
 
   return run
 
@@ -119,7 +121,7 @@ def made(name: str, args: argparse.Namespace) -> tuple[Mapping[str, Any], conten
   """A contender as `contenders.serve` takes it; its figures are seconds of a call, on the clock and of processors."""
   images = np.random.default_rng(0).uniform(-1, 1, (args.batch_size, 224, 224, 3)).astype(np.float32)
   if name == 'ours':
-    run = ours(args.folder, images)
+    run = ours(images, args)
   else:
     run = (exported if name in ('onnx', 'openvino') else peer)(name, images, args)
   begin = time.perf_counter()
@@ -144,6 +146,9 @@ def main() -> None:
   parser.add_argument('--variant', default='S/16', choices=SIZES)
   parser.add_argument('--batch_size', type=int, default=1)
   parser.add_argument('--threads', type=int, default=2, help="of each runtime; XLA takes the process's cores")
+  parser.add_argument(
+    '--dtype', default='float32', choices=TOLERANCES, help='of products; onnxruntime keeps to float32'
+  )
   parser.add_argument('--turns', type=int, default=12)
   parser.add_argument('--calls', type=int, default=5, help='in a turn')
   default = [name for name in CONTENDERS if not name.startswith('timm')]
@@ -160,10 +165,12 @@ def main() -> None:
     started = contenders.start({name: [*own, f'--contender={name}'] for name in args.contenders})
     first, *_ = started
     for contender in started.values():
-      np.testing.assert_allclose(contender.hello['logits'], started[first].hello['logits'], atol=1e-3)
+      np.testing.assert_allclose(
+        contender.hello['logits'], started[first].hello['logits'], atol=TOLERANCES[args.dtype]
+      )
     turns = contenders.take_turns(started, args.turns, args.calls)
   if turns:
-    print(f'{args.variant}, 224 px, batch {args.batch_size}, float32, medians of {len(turns)} turns')
+    print(f'{args.variant}, 224 px, batch {args.batch_size}, {args.dtype}, medians of {len(turns)} turns')
     for name, contender in started.items():
       texts = []
       for kind in ('wall', 'processor'):

@@ -7,10 +7,10 @@
 
 Each contender is a process of its own, which builds its model and runs some steps whenever it is its turn
 (contenders.py); one whose library is not here is left out. All train the same ViT with AdamW and clipping, from
-images in memory: on the CPU in float32, with --device=cuda on an NVIDIA GPU in bfloat16 (parameters and moments in
-float32), where --peak_tflops=989, the GPU's peak, adds the share of it that the model's products use (MFU).
+images in memory. On an NVIDIA GPU --peak_tflops=989, its peak, adds the share of it that the model's products use
+(MFU).
 
-  python benchmarks/train_step.py --device=cuda --variant=L/16 --batch_size=128 --contenders timm_compiled xla ours
+  python benchmarks/train_step.py --device=cuda --dtype=bfloat16 --variant=L/16 --batch_size=128 --contenders timm_compiled xla ours
 """
 
 import argparse
@@ -88,7 +88,7 @@ def peer(name: str, args: argparse.Namespace) -> Step:
     classes=CLASSES,
     weight_decay=0.1,
     device=args.device,
-    bfloat16=args.bfloat16,
+    bfloat16=args.dtype == 'bfloat16',
   )
   return dataclasses.replace(step, text=f'{step.text}, {text}')
 
@@ -96,7 +96,7 @@ def peer(name: str, args: argparse.Namespace) -> Step:
 def maker(name: str, args: argparse.Namespace) -> Callable[[], Step]:
   """What makes the step of a contender."""
   if name in OURS:
-    options = {**OURS[name], **({'dtype': 'bfloat16'} if args.bfloat16 else {})}
+    options = {**OURS[name], 'dtype': args.dtype}
     return functools.partial(ours, args.variant, args.batch_size, args.image_size, **options)
   return functools.partial(peer, name, args)
 
@@ -108,7 +108,9 @@ def main() -> None:
   parser.add_argument('--image_size', type=int, default=224)
   parser.add_argument('--threads', type=int, default=2, help="PyTorch's")
   parser.add_argument('--device', default='cpu', choices=('cpu', 'cuda'))
-  parser.add_argument('--bfloat16', action='store_true')
+  parser.add_argument(
+    '--dtype', default='float32', choices=('float32', 'bfloat16'), help='of products; parameters are float32'
+  )
   parser.add_argument('--peak_tflops', type=float, help="the device's, for MFU")
   parser.add_argument('--turns', type=int, default=15)
   parser.add_argument('--steps', type=int, default=2, help='in a turn')
@@ -123,8 +125,7 @@ def main() -> None:
   started = contenders.start({name: [*own, f'--contender={name}'] for name in args.contenders})
   turns = contenders.take_turns(started, args.turns, args.steps)
   if turns:
-    dtype = 'bfloat16' if args.bfloat16 else 'float32'
-    print(f'{args.variant}, {args.image_size} px, batch {args.batch_size}, {dtype}, {len(turns)} turns')
+    print(f'{args.variant}, {args.image_size} px, batch {args.batch_size}, {args.dtype}, {len(turns)} turns')
     teraflops = step_flops(args) / 1e12 if args.peak_tflops else 0.0
     first, *_ = started
     for name, contender in started.items():

@@ -1,5 +1,7 @@
 """Dense layers on processors: gradients, and the copies that their program does not make."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,26 +24,40 @@ def _sharding():
   return mesh_lib.batch_sharding(mesh_lib.make_mesh(MeshConfig(fsdp=1), jax.devices()[:1]))
 
 
+@pytest.mark.parametrize('dtype, tolerance', [(jnp.float32, 2e-5), (jnp.bfloat16, 2**-4)], ids=str)
 @pytest.mark.parametrize('inputs, outputs, einsum', LAYERS.values(), ids=LAYERS)
-def test_gradients_on_processors_are_those_of_numpy(inputs, outputs, einsum):
+def test_products_on_processors_and_their_gradients_are_those_of_numpy(
+  inputs, outputs, einsum, dtype, tolerance
+):
+  """In bfloat16 up to the rounding of results, which are below 32."""
   rng = np.random.default_rng(0)
   shapes = (8, 7, *inputs), (*inputs, *outputs), (8, 7, *outputs)
-  x, kernel, dy = (rng.normal(size=shape).astype(np.float32) for shape in shapes)
+  x, kernel, dy = (jnp.asarray(rng.normal(size=shape), dtype) for shape in shapes)
   axes = tuple(range(-len(inputs), 0))
   product = dense_product.dot_general(_sharding())
-  layer = nnx.LinearGeneral(inputs, outputs, axis=axes, dot_general=product, use_bias=False, rngs=nnx.Rngs(0))
+  layer = nnx.LinearGeneral(
+    inputs, outputs, axis=axes, dtype=dtype, dot_general=product, use_bias=False, rngs=nnx.Rngs(0)
+  )
   graphdef, _ = nnx.split(layer)
 
   def apply(x, kernel):
     return nnx.merge(graphdef, {'kernel': kernel})(x)
 
-  program = jax.jit(lambda x, kernel, dy: jax.vjp(apply, x, kernel)[1](dy)).lower(x, kernel, dy)
+  def product_and_gradients(x, kernel, dy):
+    y, gradients = jax.vjp(apply, x, kernel)
+    return y, *gradients(dy)
+
+  found = jax.jit(product_and_gradients)(x, kernel, dy)
   operands, out = einsum.split('->')
   of_x, of_kernel = operands.split(',')
-  x, kernel, dy = (array.astype(np.float64) for array in (x, kernel, dy))
-  dx, dkernel = program.compile()(*map(jnp.float32, (x, kernel, dy)))
-  np.testing.assert_allclose(dx, np.einsum(f'{out},{of_kernel}->{of_x}', dy, kernel), atol=2e-5)
-  np.testing.assert_allclose(dkernel, np.einsum(f'{of_x},{out}->{of_kernel}', x, dy), atol=2e-5)
+  x, kernel, dy = (np.asarray(array, np.float64) for array in (x, kernel, dy))
+  y = np.einsum(einsum, x, kernel)
+  dx = np.einsum(f'{out},{of_kernel}->{of_x}', dy, kernel)
+  dkernel = np.einsum(f'{of_x},{out}->{of_kernel}', x, dy)
+  for array, expected in zip(found, (y, dx, dkernel), strict=True):
+    assert array.dtype == dtype
+    assert np.abs(expected).max() < 32
+    np.testing.assert_allclose(np.asarray(array, np.float64), expected, atol=tolerance)
 
 
 def test_gradient_of_a_kernel_copies_no_hidden_units():
@@ -60,5 +76,26 @@ def test_gradient_of_a_kernel_copies_no_hidden_units():
   assert 'f32[64,56]' not in program(dense_product.dot_general(_sharding()))
 
 
-def test_where_nobody_trains_on_processors_the_product_is_jaxs():
-  assert dense_product.dot_general(None) is jax.lax.dot_general
+@pytest.mark.parametrize('sharding', [None, _sharding()], ids=['loaded', 'trained'])
+def test_products_of_bfloat16_are_multiplied_as_such_and_rounded_once(sharding):
+  """Not as float32, which the processor multiplies half as fast."""
+  layer = nnx.Linear(
+    64, 128, dtype=jnp.bfloat16, dot_general=dense_product.dot_general(sharding), rngs=nnx.Rngs(0)
+  )
+  graphdef, params = nnx.split(layer)
+  x = jnp.ones((8, 16, 64), jnp.bfloat16)
+
+  def gradients(params, x):
+    return jax.vjp(lambda params, x: nnx.merge(graphdef, params)(x), params, x)[1](
+      jnp.ones((8, 16, 128), x.dtype)
+    )
+
+  functions = [lambda params, x: nnx.merge(graphdef, params)(x), *([gradients] if sharding else [])]
+  for function in functions:
+    text = jax.jit(function).lower(params, x).compile().as_text()
+    products = list(re.finditer(r'dot\((%[\w.]+), (%[\w.]+)\)', text))
+    assert products
+    for product in products:
+      for operand in product.groups():
+        defined = text.rindex(f'{operand} = ', 0, product.start())
+        assert text[defined:].startswith(f'{operand} = bf16[')
