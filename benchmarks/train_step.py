@@ -1,4 +1,4 @@
-"""Our training step against the ViTs of transformers and timm on PyTorch, eager and compiled.
+r"""Our training step against the ViTs of transformers and timm on PyTorch, eager and compiled.
 
   pip install -e . && pip install torch==2.13.0 transformers
   python benchmarks/train_step.py
@@ -10,7 +10,8 @@ Each contender is a process of its own, which builds its model and runs some ste
 images in memory. On an NVIDIA GPU --peak_tflops=989, its peak, adds the share of it that the model's products use
 (MFU).
 
-  python benchmarks/train_step.py --device=cuda --dtype=bfloat16 --variant=L/16 --batch_size=128 --contenders timm_compiled xla ours
+  python benchmarks/train_step.py --device=cuda --dtype=bfloat16 --variant=L/16 --batch_size=128 \
+    --contenders timm_compiled xla ours
 """
 
 import argparse
