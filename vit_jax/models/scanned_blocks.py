@@ -20,7 +20,8 @@ from vit_jax.models.dropout import fold_in
 P = ParamSpec('P')
 R = TypeVar('R')
 
-_AT_ONCE = 640_000  # numbers of the tokens (B, N, D) that a core's cache holds together with what a block makes of them
+# Numbers of tokens (B, N, D) that a processor's cache holds together with what a block makes of them.
+_AT_ONCE = 640_000
 _PRODUCT = 'product with a kernel'
 # A policy of jax.checkpoint: only the results that `product_with_kernel` names are saved.
 named_products = jax.checkpoint_policies.save_only_these_names(_PRODUCT)
@@ -62,9 +63,8 @@ def apply(
     read: of the last block's output only the first so many tokens are needed. Unrolled, and in training on processors,
       that block is called with `read` too, and stands behind the loop; in other loops all blocks are alike.
   """
-  if keys is None:
-    return _in_parts(lambda z: _apply(blocks, z, None, loop, shared, read), z, loop, shared)
-  return _apply(blocks, z, keys, loop, shared, read)
+  run = functools.partial(_apply, blocks, keys=keys, loop=loop, shared=shared, read=read)
+  return run(z) if keys is not None else _in_parts(run, z, loop, shared)
 
 
 def _apply(
@@ -110,27 +110,25 @@ def features_of_several(
 
 
 def _in_parts(run: Callable[[jax.Array], Any], z: jax.Array, loop: Loop, shared: tuple[Any, ...]) -> Any:
-  """What `run` gives of z (B, N, D), arrays that begin with B; on processors of a few examples after the other.
+  """What `run` gives of z (B, N, D), arrays that begin with B; of a loaded model on CPUs of a few examples in turn.
 
   What a block writes of so few stays in the cache: by one core of an AMD EPYC 32 images take S/16 0.79 of the time of
   all at once, Ti/16 0.86, and 16 take B/16 0.91. Arguments of blocks that are arrays are of all examples: then at once.
   """
   examples, tokens, width = z.shape
-  most = _AT_ONCE * cpus.usable() // (tokens * width)
   symbolic = not isinstance(examples, int)  # of an export for batches of any size
-  if symbolic or examples <= most or any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(shared)):
+  if loop.sharding is not None or symbolic or any(isinstance(x, jax.Array) for x in jax.tree.leaves(shared)):
     return run(z)
-  part = max(part for part in range(1, most + 1) if examples % part == 0) if most else 1
-  if 4 * part < most:
+  most = max(1, _AT_ONCE * cpus.usable() // (tokens * width))
+  part = max(part for part in range(1, min(most, examples) + 1) if examples % part == 0)
+  if part == examples or 4 * part < most:
     return run(z)
 
   def in_parts(z: jax.Array) -> Any:
     parts = jax.lax.map(run, z.reshape(-1, part, tokens, width))
     return jax.tree.map(lambda y: y.reshape(-1, *y.shape[2:]), parts)
 
-  if loop.sharding is None:
-    return jax.lax.platform_dependent(z, cpu=in_parts, default=run)
-  return in_parts(z) if on_processors(loop.sharding) and loop.sharding.mesh.size == 1 else run(z)
+  return jax.lax.platform_dependent(z, cpu=in_parts, default=run)
 
 
 def observe(

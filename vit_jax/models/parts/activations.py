@@ -6,7 +6,6 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 Activation = Literal['gelu_tanh', 'gelu', 'quick_gelu', 'silu', 'relu']
 _Function = Callable[[jax.Array], jax.Array]
@@ -20,9 +19,9 @@ def _rounded_once(function: _Function) -> _Function:
 
   @functools.wraps(function)
   def of_platform(x: jax.Array) -> jax.Array:
-    return (
-      jax.lax.platform_dependent(x, cpu=once, default=function) if x.dtype == jnp.bfloat16 else function(x)
-    )
+    if x.dtype != jnp.bfloat16:
+      return function(x)
+    return jax.lax.platform_dependent(x, cpu=once, default=function)
 
   return of_platform
 
@@ -31,11 +30,8 @@ def _rounded_once(function: _Function) -> _Function:
 @jax.jit
 @_rounded_once
 def gelu(x: jax.Array) -> jax.Array:
-  """x times the normal distribution's share below x (arXiv 1606.08415), by erf as PyTorch computes it.
-
-  JAX's own, by erfc, is nearer to x < -4 relative to its size, 1e-4 at most, and takes 2.9 times as long on a CPU.
-  """
-  return 0.5 * x * (1 + jax.lax.erf(x * np.sqrt(0.5).astype(x.dtype)))
+  """x times the normal distribution's share below x (arXiv 1606.08415), by erfc."""
+  return jax.nn.gelu(x, approximate=False)
 
 
 @jax.jit
@@ -45,7 +41,7 @@ def gelu_tanh(x: jax.Array) -> jax.Array:
   return jax.nn.gelu(x, approximate=True)
 
 
-ACTIVATIONS: dict[Activation, _Function] = {
+ACTIVATIONS: dict[str, _Function] = {
   'gelu_tanh': gelu_tanh,
   'gelu': gelu,
   'quick_gelu': _rounded_once(lambda x: x * jax.nn.sigmoid(1.702 * x)),
