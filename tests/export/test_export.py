@@ -297,7 +297,7 @@ def test_graph_that_computes_otherwise_is_refused(tmp_path, monkeypatch):
   assert re.fullmatch(r'Compared with .* 3 images: probabilities by \d\.\de-0\d at most\.', said)
   monkeypatch.setitem(
     onnx_functions._FUNCTIONS,
-    ('functions', 'gelu'),
+    ('activations', 'gelu_tanh'),
     lambda graph, equation, inputs: [graph.tensor('Relu', inputs, inputs[0])],
   )
   write(loaded, tmp_path)

@@ -5,6 +5,7 @@ import re
 import types
 
 import config_files
+import jax
 import pytest
 import tiny
 
@@ -173,6 +174,15 @@ def test_less_is_saved_the_more_is_computed_again():
   inputs = 2 * 7 * 32 * 4
   assert inputs < saved['block'] < saved['dots'] < saved['none']
   assert saved['block'] < inputs + 4 * (3 * 12 * 8 + 4 * 7 * 32)
+
+
+@pytest.mark.parametrize('remat', ['none', 'dots', 'block'])
+def test_what_is_saved_does_not_depend_on_the_host_that_plans(remat, monkeypatch):
+  """A CPU computes bfloat16 in a form of its own, and plans for TPUs."""
+  architecture = Architecture(tiny.options(remat=remat, dtype='bfloat16'), (12, 8), 3, 5)
+  here = auto.saved_bytes(architecture)
+  monkeypatch.setattr(jax, 'default_backend', lambda: 'tpu')
+  assert auto.saved_bytes(architecture) == here
 
 
 def test_a_run_keeps_the_config_as_asked_beside_the_chosen_one():

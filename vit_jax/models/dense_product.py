@@ -24,18 +24,27 @@ from vit_jax.models.base import Sharding, on_processors
 def dot_general(sharding: Sharding | None) -> Callable[..., jax.Array]:
   """The `dot_general` of NNX's dense layers whose tokens have that sharding; None: nobody trains them here."""
   if sharding is None:
-    return _of_platform
+    return _for_inference if jax.default_backend() == 'cpu' else jax.lax.dot_general
   return _by_rows if on_processors(sharding) else jax.lax.dot_general
 
 
-def _of_platform(x: jax.Array, kernel: jax.Array, dimensions: Any, **options: Any) -> jax.Array:
-  """`jax.lax.dot_general`, rounded to bfloat16 at its end on CPUs."""
-  product = functools.partial(jax.lax.dot_general, dimension_numbers=dimensions, **options)
-  if x.dtype != jnp.bfloat16:
-    return product(x, kernel)
-  wide = functools.partial(product, preferred_element_type=jnp.float32)
-  rounded = lambda x, kernel: wide(x, kernel).astype(x.dtype)
-  return jax.lax.platform_dependent(x, kernel, cpu=rounded, default=product)
+def _for_inference(x: jax.Array, kernel: jax.Array, dimensions: Any, **options: Any) -> jax.Array:
+  """`jax.lax.dot_general`, of bfloat16 with float32 sums."""
+  if x.dtype == jnp.bfloat16:
+    return _rounded_sums(x, kernel, dimensions)
+  return jax.lax.dot_general(x, kernel, dimensions, **options)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
+def _rounded_sums(x: jax.Array, kernel: jax.Array, dimensions: Any) -> jax.Array:
+  return jax.lax.dot_general(x, kernel, dimensions, preferred_element_type=jnp.float32).astype(x.dtype)
+
+
+@_rounded_sums.defjvp
+def _own(dimensions: Any, primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+  """Where it is differentiated, JAX's own product: what `jax.checkpoint` saves is then bfloat16."""
+  own = functools.partial(jax.lax.dot_general, dimension_numbers=dimensions)
+  return jax.jvp(own, primals, tangents)
 
 
 def _by_rows(x: jax.Array, kernel: jax.Array, dimensions: Any, **options: Any) -> jax.Array:

@@ -117,18 +117,16 @@ def _in_parts(run: Callable[[jax.Array], Any], z: jax.Array, loop: Loop, shared:
   """
   examples, tokens, width = z.shape
   symbolic = not isinstance(examples, int)  # of an export for batches of any size
-  if loop.sharding is not None or symbolic or any(isinstance(x, jax.Array) for x in jax.tree.leaves(shared)):
+  loaded = loop.sharding is None and jax.default_backend() == 'cpu'
+  if not loaded or symbolic or any(isinstance(x, jax.Array) for x in jax.tree.leaves(shared)):
     return run(z)
   most = max(1, _AT_ONCE * cpus.usable() // (tokens * width))
   part = max(part for part in range(1, min(most, examples) + 1) if examples % part == 0)
   if part == examples or 4 * part < most:
     return run(z)
 
-  def in_parts(z: jax.Array) -> Any:
-    parts = jax.lax.map(run, z.reshape(-1, part, tokens, width))
-    return jax.tree.map(lambda y: y.reshape(-1, *y.shape[2:]), parts)
-
-  return jax.lax.platform_dependent(z, cpu=in_parts, default=run)
+  parts = jax.lax.map(run, z.reshape(-1, part, tokens, width))
+  return jax.tree.map(lambda y: y.reshape(-1, *y.shape[2:]), parts)
 
 
 def observe(

@@ -128,11 +128,10 @@ class ViTConfig(ModelConfig):
   # Kind of that layer: 'tanh', the paper's, or a projection of images to the space of texts, which CLIP has without a
   # bias ('linear') and some others with one ('affine').
   pre_logits: Literal['tanh', 'linear', 'affine'] = 'tanh'
-  # Scaling of what the head reads to length 1, so that logits are cosines times what the head learns; a head of texts
-  # (init.head 'text') needs it.
+  # Scaling of what the head reads to length 1, so that logits are cosines times a factor; init.head 'text' needs it.
   cosine_head: bool = False
-  # Activation of MLPs (models/parts/mlps.py): 'gelu_tanh', GELU approximated by tanh, as in the original code; 'gelu',
-  # the exact function by erf; 'quick_gelu', x sigmoid(1.702 x), as in CLIP; 'silu'; or 'relu'.
+  # Activation of MLPs (models/parts/activations.py): 'gelu_tanh', GELU approximated by tanh, as in the original code;
+  # 'gelu', the exact function; 'quick_gelu', x sigmoid(1.702 x), as in CLIP; 'silu'; or 'relu'.
   activation: Activation = 'gelu_tanh'
   # Standard deviation of the blocks' initial kernels, which are then normal, such as timm's 0.02; with Muon a short run
   # learns more from small ones. None for the original code's uniform distribution (Xavier's).

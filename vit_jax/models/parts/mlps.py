@@ -22,7 +22,7 @@ from vit_jax.models import dense_product, depthwise_convolution, flops
 from vit_jax.models.base import ShardingRules
 from vit_jax.models.dropout import Place, dropout
 from vit_jax.models.layers import XAVIER
-from vit_jax.models.parts.activations import ACTIVATIONS
+from vit_jax.models.parts import activations
 from vit_jax.models.scanned_blocks import constrain_examples, named_products
 from vit_jax.models.token_weights import Places
 
@@ -68,7 +68,7 @@ class Mlp(nnx.Module):
     """
     Args:
       width, hidden: D and M.
-      activation: a name in `ACTIVATIONS`.
+      activation: a name in `activations.ACTIVATIONS`.
       sub_norm: makes the norm of the hidden units before the last layer; or None.
       kernel_init, bias_init: of both layers.
       dropout: of hidden units and outputs.
@@ -113,7 +113,7 @@ class Mlp(nnx.Module):
 
   def activate(self, hidden: Any, grid: Places | None) -> jax.Array:
     """(B, N, M) -> (B, N, M): what stands between the layers."""
-    return ACTIVATIONS[self.activation](hidden)
+    return activations.activate(self.activation, hidden, self.sharding)
 
 
 class SwiGlu(Mlp):
@@ -138,7 +138,7 @@ class SwiGlu(Mlp):
 
   def activate(self, hidden: tuple[jax.Array, jax.Array], grid: Places | None) -> jax.Array:
     gate, value = hidden
-    return ACTIVATIONS[self.activation](gate) * value
+    return activations.activate(self.activation, gate, self.sharding) * value
 
 
 class LocalMlp(Mlp):
@@ -163,7 +163,7 @@ class LocalMlp(Mlp):
 
   def activate(self, hidden: jax.Array, grid: Places | None) -> jax.Array:
     assert isinstance(grid, tuple), 'an MLP with locality is given the grid of its patches'
-    activation = ACTIVATIONS[self.activation]
+    activation = functools.partial(activations.activate, self.activation, sharding=self.sharding)
     others, patches = jnp.split(activation(hidden), [hidden.shape[1] - math.prod(grid)], axis=1)
     return jnp.concatenate([others, activation(self.depthwise(patches, grid))], axis=1)
 
