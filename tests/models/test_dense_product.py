@@ -6,10 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny
 from flax import nnx
 
 from vit_jax.config import MeshConfig
 from vit_jax.models import dense_product
+from vit_jax.models.base import Architecture
 from vit_jax.parallel import mesh as mesh_lib
 
 LAYERS = {  # the inputs' last sides, the outputs' sides, the einsum of both
@@ -99,3 +101,13 @@ def test_products_of_bfloat16_are_multiplied_as_such_and_rounded_once(sharding):
       for operand in product.groups():
         defined = text.rindex(f'{operand} = ', 0, product.start())
         assert text[defined:].startswith(f'{operand} = bf16[')
+
+
+def test_a_network_is_built_without_starting_the_devices(monkeypatch):
+  """A process of several builds networks, for their shapes, before it joins the others."""
+
+  def start():
+    raise AssertionError('the devices have been started')
+
+  monkeypatch.setattr(jax, 'default_backend', start)
+  Architecture(tiny.options(dtype='bfloat16'), (12, 8), 3, 5).abstract()

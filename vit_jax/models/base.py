@@ -44,6 +44,14 @@ def on_processors(sharding: Sharding | None) -> bool:
   return sharding is not None and device_of(sharding).platform == 'cpu'
 
 
+def loaded_on_processors(sharding: Sharding | None) -> bool:
+  """Whether a call computes a loaded model, whose sharding is None, where this process computes on processors.
+
+  Ask it in a call, not where a network is built: it starts the devices, which some processes must not do yet.
+  """
+  return sharding is None and jax.default_backend() == 'cpu'
+
+
 def under(prefix: str, rules: ShardingRules) -> ShardingRules:
   """The rules of a part, whose parameters lie below a path that the regex `prefix` matches."""
   return tuple((f'({prefix})/({pattern})', *ways) for pattern, *ways in rules)

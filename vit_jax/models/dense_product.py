@@ -18,19 +18,19 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.layout import Layout, with_layout_constraint
 
-from vit_jax.models.base import Sharding, on_processors
+from vit_jax.models.base import Sharding, loaded_on_processors, on_processors
 
 
 def dot_general(sharding: Sharding | None) -> Callable[..., jax.Array]:
   """The `dot_general` of NNX's dense layers whose tokens have that sharding; None: nobody trains them here."""
   if sharding is None:
-    return _for_inference if jax.default_backend() == 'cpu' else jax.lax.dot_general
+    return _for_inference
   return _by_rows if on_processors(sharding) else jax.lax.dot_general
 
 
 def _for_inference(x: jax.Array, kernel: jax.Array, dimensions: Any, **options: Any) -> jax.Array:
-  """`jax.lax.dot_general`, of bfloat16 with float32 sums."""
-  if x.dtype == jnp.bfloat16:
+  """`jax.lax.dot_general`, of bfloat16 on processors with float32 sums."""
+  if x.dtype == jnp.bfloat16 and loaded_on_processors(None):
     return _rounded_sums(x, kernel, dimensions)
   return jax.lax.dot_general(x, kernel, dimensions, **options)
 

@@ -14,7 +14,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import NamedSharding, PartitionSpec
 
 from vit_jax.foundation import cpus, pytrees
-from vit_jax.models.base import ModelConfig, Remat, on_processors
+from vit_jax.models.base import ModelConfig, Remat, loaded_on_processors, on_processors
 from vit_jax.models.dropout import fold_in
 
 P = ParamSpec('P')
@@ -63,29 +63,21 @@ def apply(
     read: of the last block's output only the first so many tokens are needed. Unrolled, and in training on processors,
       that block is called with `read` too, and stands behind the loop; in other loops all blocks are alike.
   """
-  run = functools.partial(_apply, blocks, keys=keys, loop=loop, shared=shared, read=read)
+
+  def run(z: jax.Array) -> jax.Array:
+    body, inputs = _body(blocks, z, keys, loop, shared)
+    if frozen := getattr(blocks, 'frozen', 0):
+      first, inputs = (
+        jax.tree.map(operator.itemgetter(which), inputs) for which in (slice(frozen), slice(frozen, None))
+      )
+      z = jax.lax.stop_gradient(_scan(body, z, first, loop)[0])
+    if read is None or not (loop.unroll or on_processors(loop.sharding)):
+      return _scan(body, z, inputs, loop)[0]
+    before, last = (jax.tree.map(operator.itemgetter(which), inputs) for which in (slice(-1), -1))
+    z, _ = _scan(body, z, before, loop)
+    return rematerialised(functools.partial(body, read=read), loop.remat)(z, last)[0]
+
   return run(z) if keys is not None else _in_parts(run, z, loop, shared)
-
-
-def _apply(
-  blocks: nnx.Module,
-  z: jax.Array,
-  keys: jax.Array | None,
-  loop: Loop,
-  shared: tuple[Any, ...],
-  read: int | None,
-) -> jax.Array:
-  body, inputs = _body(blocks, z, keys, loop, shared)
-  if frozen := getattr(blocks, 'frozen', 0):
-    first, inputs = (
-      jax.tree.map(operator.itemgetter(which), inputs) for which in (slice(frozen), slice(frozen, None))
-    )
-    z = jax.lax.stop_gradient(_scan(body, z, first, loop)[0])
-  if read is None or not (loop.unroll or on_processors(loop.sharding)):
-    return _scan(body, z, inputs, loop)[0]
-  before, last = (jax.tree.map(operator.itemgetter(which), inputs) for which in (slice(-1), -1))
-  z, _ = _scan(body, z, before, loop)
-  return rematerialised(functools.partial(body, read=read), loop.remat)(z, last)[0]
 
 
 def features(blocks: nnx.Module, z: jax.Array, layers: int | None, loop: Loop, *shared: Any) -> jax.Array:
@@ -117,8 +109,8 @@ def _in_parts(run: Callable[[jax.Array], Any], z: jax.Array, loop: Loop, shared:
   """
   examples, tokens, width = z.shape
   symbolic = not isinstance(examples, int)  # of an export for batches of any size
-  loaded = loop.sharding is None and jax.default_backend() == 'cpu'
-  if not loaded or symbolic or any(isinstance(x, jax.Array) for x in jax.tree.leaves(shared)):
+  arrays = any(isinstance(x, jax.Array) for x in jax.tree.leaves(shared))
+  if symbolic or arrays or not loaded_on_processors(loop.sharding):
     return run(z)
   most = max(1, _AT_ONCE * cpus.usable() // (tokens * width))
   part = max(part for part in range(1, min(most, examples) + 1) if examples % part == 0)

@@ -6,18 +6,17 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from vit_jax.models.base import Sharding, on_processors
+from vit_jax.models.base import Sharding, loaded_on_processors, on_processors
 
 Activation = Literal['gelu_tanh', 'gelu', 'quick_gelu', 'silu', 'relu']
 
 
 def activate(name: str, x: jax.Array, sharding: Sharding | None) -> jax.Array:
-  """(B, N, M) -> (B, N, M), of the same dtype; None: x is of a model that nobody trains here.
+  """(B, N, M) -> (B, N, M), of the same dtype; the sharding of the tokens is None in a loaded model.
 
   On CPUs bfloat16 is computed in float32: XLA's client would round after each operation, and take twice as long.
   """
-  cpu = jax.default_backend() == 'cpu' if sharding is None else on_processors(sharding)
-  if cpu and x.dtype == jnp.bfloat16:
+  if x.dtype == jnp.bfloat16 and (on_processors(sharding) or loaded_on_processors(sharding)):
     return ACTIVATIONS[name](x.astype(jnp.float32)).astype(x.dtype)
   return ACTIVATIONS[name](x)
 
