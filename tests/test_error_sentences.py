@@ -35,14 +35,17 @@ def test_too_little_memory_names_the_flags_that_the_command_has(monkeypatch, nam
   assert ('config.' in text) == ('config' in names)
 
 
+# Which file is one too many is chance, and a library does not always say which.
+TOO_MANY_FILES = (
+  r'(/run\S*|A file) cannot be read or written \(Too many open files\); .*ulimit -n: .* goes on from there\.$'
+)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
   ('limit', 'said'),
   [
-    (
-      '-n 24',
-      r'/run\S* cannot be read or written \(Too many open files\); .*ulimit -n: .* goes on from there\.$',
-    ),
+    *((f'-n {files}', TOO_MANY_FILES) for files in (20, 24)),
     ('-f 4', r'/run/\S+[a-z] cannot be .*\(File too large\); .*ulimit -f: what was saved before is whole'),
     ('-v 1800000', r'more memory than the 1\.7 GiB that it may use \(ulimit -v\); .* is safe\.$'),
   ],
