@@ -216,3 +216,16 @@ def test_logits_are_kept_where_a_tpu_is_faster_so(kind, tokens, dtype, keeps):
   sharding = kind and _on(PLATFORMS.get(kind, 'tpu'), kind)
   assert keeps_logits(tokens, jnp.dtype(dtype), sharding, unrolled=True) == keeps
   assert not keeps_logits(tokens, jnp.dtype(dtype), sharding, unrolled=False)
+
+
+def test_outputs_of_the_heads_stay_split_by_examples():
+  """Else the TPU compiler may split them as `fsdp` splits the kernel that they meet next, by heads."""
+  mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ('data', 'fsdp'))
+  sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(('data', 'fsdp')))
+  layer = Attention(16, 4, how=How(sharding=sharding), rngs=nnx.Rngs(0))
+  x = jnp.zeros((2, 5, 16))
+  equations = jax.make_jaxpr(lambda x: layer(x, x))(x).eqns
+  constraints = [e for e in equations if e.primitive.name == 'sharding_constraint']
+  assert [(e.outvars[0].aval.shape, e.params['sharding'].spec[0]) for e in constraints] == [
+    ((2, 5, 4, 4), ('data', 'fsdp'))
+  ]
