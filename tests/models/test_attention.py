@@ -13,6 +13,7 @@ import tiny
 from attention_reference import attention_in_float64
 from flax import linen, nnx
 
+from vit_jax.config import MeshConfig
 from vit_jax.models.dropout import Place, dropout
 from vit_jax.models.parts.attention import (
   Attention,
@@ -23,6 +24,7 @@ from vit_jax.models.parts.attention import (
   sums,
   sums_by_one_product,
 )
+from vit_jax.parallel import mesh as mesh_lib
 
 CASES = {  # beside those of test_position.py: options, tokens
   'unrolled registers': ({'register_tokens': 2, 'layer_scale': 0.1, 'unroll': True}, 9),
@@ -220,12 +222,11 @@ def test_logits_are_kept_where_a_tpu_is_faster_so(kind, tokens, dtype, keeps):
 
 def test_outputs_of_the_heads_stay_split_by_examples():
   """Else the TPU compiler may split them as `fsdp` splits the kernel that they meet next, by heads."""
-  mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ('data', 'fsdp'))
-  sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(('data', 'fsdp')))
+  sharding = mesh_lib.batch_sharding(mesh_lib.make_mesh(MeshConfig(fsdp=1), jax.devices()[:1]))
   layer = Attention(16, 4, how=How(sharding=sharding), rngs=nnx.Rngs(0))
   x = jnp.zeros((2, 5, 16))
   equations = jax.make_jaxpr(lambda x: layer(x, x))(x).eqns
   constraints = [e for e in equations if e.primitive.name == 'sharding_constraint']
   assert [(e.outvars[0].aval.shape, e.params['sharding'].spec[0]) for e in constraints] == [
-    ((2, 5, 4, 4), ('data', 'fsdp'))
+    ((2, 5, 4, 4), sharding.spec[0])
   ]

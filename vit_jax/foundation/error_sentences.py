@@ -36,7 +36,7 @@ _PACKAGES = {
 # What is raised in place of a MemoryError where a thread or a shared library gets no memory.
 _NO_MEMORY = ("can't start new thread", 'failed to map segment from shared object')
 # What C++ says where XLA draws from /dev/urandom, and no more files may be opened.
-_NO_FILE = 'random_device(const std::string&): device not available'
+_NO_RANDOM_DEVICE = 'random_device(const std::string&): device not available'
 
 
 def of(error: Exception) -> str | None:
@@ -49,8 +49,10 @@ def of(error: Exception) -> str | None:
     return out_of_memory()
   if isinstance(error, MemoryError) or any(text in str(error) for text in _NO_MEMORY):
     return too_little_memory()
+  if _NO_RANDOM_DEVICE in str(error):
+    return failure(errno.EMFILE, '/dev/urandom')
   # A library raises what it likes in place of the machine's error.
-  number = errno.EMFILE if _NO_FILE in str(error) else number_among(error, FAILURES)
+  number = number_among(error, FAILURES)
   return failure(number, 'A file') if number else None
 
 

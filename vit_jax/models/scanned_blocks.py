@@ -208,8 +208,8 @@ def constrain(z: jax.Array, sharding: NamedSharding | None) -> jax.Array:
 def constrain_examples(x: jax.Array, sharding: NamedSharding | None) -> jax.Array:
   """Keeps the examples of x (B, ...) split as those of the residual stream are.
 
-  For hidden units: where `fsdp` splits the kernel that they meet next by these, the partitioner may else gather the
-  examples instead of the kernel. How the other dimensions are split is left to it.
+  For hidden units and heads: where `fsdp` splits the kernel that they meet next by these, the partitioner may else
+  gather the examples instead of the kernel. How the other dimensions are split is left to it.
   """
   if sharding is None:
     return x
