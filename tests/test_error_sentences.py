@@ -36,7 +36,10 @@ def test_too_little_memory_names_the_flags_that_the_command_has(monkeypatch, nam
 
 
 # Which file is one too many is chance: one of the run's, or the device that C++ draws from.
-TOO_MANY_FILES = r'(/run\S*|/dev/urandom) cannot be read or written \(Too many open files\); .*ulimit -n: .* goes on from there\.$'
+TOO_MANY_FILES = (
+  r'(/run\S*|/dev/urandom) cannot be read or written \(Too many open files\); '
+  r'.*ulimit -n: .* goes on from there\.$'
+)
 
 
 def test_a_random_device_that_cannot_be_opened_is_too_many_open_files():
