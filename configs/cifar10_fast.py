@@ -18,7 +18,7 @@ _FAST = {
   'data.padding': 2,
   'model.heads': 2,
   'model.position': 'sincos2d',
-  'model.mlp_locality': True,
+  'model.mlp': 'local',
   'model.kernel_deviation': 0.02,
   'optimizer.name': 'muon',
   'optimizer.weight_decay': 0.1,

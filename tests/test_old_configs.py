@@ -109,6 +109,14 @@ def test_a_mixer_keeps_its_sizes():
   assert config.model == MixerConfig('custom', **sizes, unroll=False, remat='none')
 
 
+@pytest.mark.parametrize('locality, mlp', [(True, 'local'), (False, 'dense')])
+def test_mlps_with_locality_have_a_name(locality, mlp):
+  model = old('quickstart')['model'] | {'mlp_locality': locality}
+  config = config_lib.from_config_dict(old('quickstart') | {'model': model})
+  assert isinstance(config.model, ViTConfig)
+  assert config.model.mlp == mlp
+
+
 def test_a_config_of_this_version_is_not_changed():
   """Such as the momentum of an optimizer that has none, which must not be passed over."""
   values = config_lib.as_json(load('quickstart'))

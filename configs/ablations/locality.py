@@ -18,7 +18,7 @@ from vit_jax import recipes
 
 _OPTIONS = {
   'plain': {},
-  'locality': {'model.mlp_locality': True},
+  'locality': {'model.mlp': 'local'},
   'grow': {'data.progressive_resizing': (('40%', 16), ('70%', 24))},
 }
 

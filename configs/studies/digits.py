@@ -28,7 +28,7 @@ def get_study() -> Study:
   variants = {}
   for position in POSITIONS.names():
     variants[position] = Variant('quickstart', {**_POSITIONS, 'model.position': position})
-  variants['locality'] = Variant('quickstart', {**_POSITIONS, 'model.mlp_locality': True})
+  variants['locality'] = Variant('quickstart', {**_POSITIONS, 'model.mlp': 'local'})
   variants['masked'] = Variant('quickstart', _MASKED, compared=False)
   variants['supervised'] = Variant('quickstart', _OTHERS, compared=False)
   variants['few_after_masked'] = Variant('quickstart', _FEW, start='masked')

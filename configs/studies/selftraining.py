@@ -21,7 +21,7 @@ from vit_jax.study.definition import Study, Unlabelled, Variant, chosen
 _EVERY = {'evaluators.test.every': '25%', 'checkpoint.every': '10%'}
 _CIFAR10 = {'model.patch': 8, 'data.split': 'train[:10%]', 'total': '600000 examples', **_EVERY}
 _DIGITS = {
-  'model.mlp_locality': True,
+  'model.mlp': 'local',
   'data.split': 'train[:5%]',
   'total': '30000 examples',
   'batch_size': 64,

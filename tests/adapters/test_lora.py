@@ -30,7 +30,7 @@ from vit_jax.training.evaluate_checkpoint import evaluate_newest
 from vit_jax.training.optimizer import learning_rate_factors, trainable_mask
 
 MODELS = {
-  'vit': (tiny.options(pool='map', mlp_locality=True), r'kernel$'),
+  'vit': (tiny.options(pool='map', mlp='local'), r'kernel$'),
   'axial': (tiny.options(axial=True, class_token=False, pool='gap'), r'blocks/.*kernel$'),
   'mixer': (tiny.mixer(), r'mlp/.*kernel$'),
   'resnet': (tiny.resnet(), r'kernel$'),

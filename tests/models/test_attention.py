@@ -30,7 +30,7 @@ CASES = {  # beside those of test_position.py: options, tokens
   'unrolled registers': ({'register_tokens': 2, 'layer_scale': 0.1, 'unroll': True}, 9),
   'map': ({'pool': 'map', 'activation': 'gelu'}, 6),
   'no dropout': ({'dropout': 0.5, 'attention_dropout': 0.5, 'stochastic_depth': 0.5, 'remat': 'dots'}, 7),
-  'axial': ({'pool': 'gap', 'axial': True, 'mlp_locality': True, 'qk_norm': True}, 6),
+  'axial': ({'pool': 'gap', 'axial': True, 'mlp': 'local', 'qk_norm': True}, 6),
 }
 
 

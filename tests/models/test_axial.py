@@ -16,7 +16,7 @@ from flax import nnx
 from vit_jax import config as c
 from vit_jax.training.run import Dataset, Run
 
-AXIAL = tiny.options(axial=True, mlp_locality=True, qk_norm=True, pool='gap')
+AXIAL = tiny.options(axial=True, mlp='local', qk_norm=True, pool='gap')
 
 
 @pytest.mark.slow

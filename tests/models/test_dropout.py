@@ -138,7 +138,7 @@ def test_a_single_block_has_the_full_rate_of_stochastic_depth():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('more', [{}, {'axial': True, 'mlp_locality': True, 'qk_norm': True, 'pool': 'gap'}])
+@pytest.mark.parametrize('more', [{}, {'axial': True, 'mlp': 'local', 'qk_norm': True, 'pool': 'gap'}])
 def test_an_example_does_not_depend_on_its_batch(more):
   graphdef, params = tiny.build(tiny.options(**DROP, **more))
   x, keys = tiny.images(4), tiny.keys(4)

@@ -127,9 +127,7 @@ def test_every_step_draws_its_size_by_its_number():
   assert drawn == [int(flexible_patches.draw(key, step, 3)) for step in range(60)]
 
 
-@pytest.mark.parametrize(
-  'changes', [{'pool': 'none'}, {'pool': 'gap', 'axial': True}, {'mlp_locality': True}]
-)
+@pytest.mark.parametrize('changes', [{'pool': 'none'}, {'pool': 'gap', 'axial': True}, {'mlp': 'local'}])
 def test_models_of_one_size_are_refused(changes):
   with pytest.raises(UserError, match=r'config\.model\.patch_sizes is \(2, 4, 8\), and the model has'):
     tiny.options(**OPTIONS | changes).check('config.model')

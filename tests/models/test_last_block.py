@@ -22,7 +22,7 @@ WHOLE = {
   'mean of the tokens': {'pool': 'gap', 'class_token': True},
   'relative positions': {'position': 'relative_query'},
   'rotary positions': {'position': 'rotary'},
-  'locality': {'mlp_locality': True},
+  'locality': {'mlp': 'local'},
 }
 
 

@@ -14,7 +14,7 @@ CASES = {
   'unrolled': {'unroll': True},
   'mean of the tokens': {'pool': 'gap'},
   'rotary positions': {'position': 'rotary'},
-  'locality': {'mlp_locality': True},
+  'locality': {'mlp': 'local'},
 }
 
 

@@ -36,7 +36,7 @@ def test_a_training_step_computes_what_numpy_computes_of_the_patches_that_stay(u
   [
     ({'position': 'rotary'}, "position 'rotary', of which attention knows; choose one that is added"),
     ({'pool': 'gap', 'axial': True}, 'axial, which needs the whole grid; leave it out'),
-    ({'mlp_locality': True}, 'mlp_locality, which needs the whole grid; leave it out'),
+    ({'mlp': 'local'}, "mlp 'local', which needs the whole grid; leave it out"),
     ({'pool': 'none'}, "pool 'none', by which every patch gets logits; choose another pool"),
   ],
   ids=lambda value: None if isinstance(value, str) else ' '.join(value),

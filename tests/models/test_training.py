@@ -19,7 +19,7 @@ MODELS = {
   'relative': tiny.options(position='relative', attention_dropout=0.1, remat='dots'),
   'relative_query': tiny.options(position='relative_query', pool='gap', register_tokens=1),
   'axial': tiny.options(
-    pool='gap', axial=True, mlp_locality=True, qk_norm=True, dropout=0.1, attention_dropout=0.1
+    pool='gap', axial=True, mlp='local', qk_norm=True, dropout=0.1, attention_dropout=0.1
   ),
   'hybrid': tiny.options(patch=1, stem_width=32, stem_blocks=(1, 1), dropout=0.1),
   'parts': tiny.options(

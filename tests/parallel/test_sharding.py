@@ -125,9 +125,7 @@ def test_every_parameter_is_split_as_drawn(model, expected, part):
     dataclasses.replace(MIXER, token_mixing='linear', norm='affine', layer_scale=0.1),
     dataclasses.replace(MIXER, token_mixing='gate'),
     dataclasses.replace(MIXER, mlp='swiglu'),
-    dataclasses.replace(
-      VIT, pool='none', mask_token=True, pre_logits_size=24, qk_norm=True, mlp_locality=True
-    ),
+    dataclasses.replace(VIT, pool='none', mask_token=True, pre_logits_size=24, qk_norm=True, mlp='local'),
     dataclasses.replace(VIT, distillation_token=True),
     dataclasses.replace(VIT, block='parallel', layer_scale=0.1, pool='map_patches', patch_norm=True),
     dataclasses.replace(VIT, block='parallel_pairs', layer_scale=0.1),

@@ -68,7 +68,7 @@ class Block(nnx.Module):
     )
     self.attention_scale = layer_scale(sizes.width, config.layer_scale)
     self.mlp_norm: Any = norm(sizes.width)
-    self.mlp = MLPS[config.mlp_part](
+    self.mlp = MLPS[config.mlp](
       sizes.width,
       sizes.mlp_dim,
       activation=config.activation,

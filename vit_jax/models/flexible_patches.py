@@ -55,8 +55,8 @@ def resized(kernel: jax.Array, patch: int) -> jax.Array:
 def check(config: 'ViTConfig', path: str) -> None:
   """Raises UserError for a model whose head, or whose blocks, are of one size of patches."""
   wrong = None
-  if config.axial or config.mlp_locality:
-    wrong = f'{"axial" if config.axial else "mlp_locality"}, which was not tried with it; leave it out'
+  if config.whole_grid:
+    wrong = f'{config.whole_grid}, which was not tried with it; leave it out'
   elif config.pool == 'none':
     wrong = "pool 'none', by which every patch gets logits; choose another pool"
   if config.patch_sizes and wrong:

@@ -50,8 +50,8 @@ def check(config: 'ViTConfig', option: str) -> None:
   wrong = None
   if config.position not in ('none', 'learned', 'sincos2d', 'sincos2d_mae'):
     wrong = f"position {config.position!r}; choose 'learned'"
-  elif config.axial or config.mlp_locality:
-    wrong = f'{"axial" if config.axial else "mlp_locality"}, which needs one grid; leave it out'
+  elif config.whole_grid:
+    wrong = f'{config.whole_grid}, which needs one grid; leave it out'
   elif config.has_feature_maps:
     wrong = 'a ResNet in front of its patches; choose a model without one'
   elif config.patch_dropout:

@@ -44,8 +44,8 @@ def needs_grid(config: 'ViTConfig') -> str | None:
     return (
       f"position {config.position!r}, of which attention knows; choose one that is added, such as 'learned'"
     )
-  if config.axial or config.mlp_locality:
-    return f'{"axial" if config.axial else "mlp_locality"}, which needs the whole grid; leave it out'
+  if config.whole_grid:
+    return f'{config.whole_grid}, which needs the whole grid; leave it out'
   if config.pool == 'none' and not isinstance(config, ReconstructionOptions):
     return "pool 'none', by which every patch gets logits; choose another pool"
   return None

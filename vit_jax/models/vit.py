@@ -129,7 +129,7 @@ class ViT(Model['ViTConfig']):
     attention's weights, whose masks are numbered by all tokens.
     """
     config = self.config
-    reads_all = not POOLS[config.pool].reads_first or config.axial or config.mlp_locality
+    reads_all = not POOLS[config.pool].reads_first or config.whole_grid
     if reads_all or config.attention_dropout or not BLOCKS[config.block].reads_first:
       return None
     if self.blocks.attention.position is not None:

@@ -153,7 +153,8 @@ class ViTConfig(ModelConfig):
   # of 14; otherwise they are refused.
   cut_images: bool = False
   # Kind of MLP in each block (models/parts/mlps.py): 'dense', the paper's; 'swiglu', whose hidden units, of activation
-  # 'silu', are multiplied by as many others; or 'local', that of mlp_locality.
+  # 'silu', are multiplied by as many others; or 'local', with a depthwise 3 x 3 convolution on the grid of patches, and
+  # a second activation, between its layers (LocalViT, arXiv 2104.05707); other tokens pass it by.
   mlp: Annotated[str, OneOf(MLPS)] = 'dense'
   # Norm of the hidden units before the last layer of each block's MLP (sub-LN, arXiv 2210.06423; EVA-02).
   mlp_sub_norm: bool = False
@@ -169,9 +170,6 @@ class ViTConfig(ModelConfig):
   # Query-key normalisation: a LayerNorm of each head's queries and keys before their product, which keeps the
   # logits of attention from growing (arXiv 2302.05442, section 2.1; biases as timm's).
   qk_norm: bool = False
-  # A depthwise 3 x 3 convolution on the grid of patches, and a second GELU, between the two layers of each
-  # block's MLP (LocalViT, arXiv 2104.05707); other tokens pass it by.
-  mlp_locality: bool = False
   # Dropout rate after the embeddings and after each dense layer but query, key and value (the paper's appendix B.1).
   dropout: Rate = 0.0
   # Dropout rate of the weights of attention.
@@ -210,7 +208,7 @@ class ViTConfig(ModelConfig):
       *SHARDING_RULES,
       *under('stem', self.stem.sharding_rules),
       *under(rf'{_PARTED}/attention/position', self.positions.attention_rules),
-      *under(rf'{_PARTED}/mlp', MLPS[self.mlp_part].sharding_rules),
+      *under(rf'{_PARTED}/mlp', MLPS[self.mlp].sharding_rules),
       *under(norms, NORMS[self.norm].sharding_rules),
     )
 
@@ -246,9 +244,11 @@ class ViTConfig(ModelConfig):
     return POSITIONS[self.position]
 
   @property
-  def mlp_part(self) -> str:
-    """The name of every block's MLP."""
-    return 'local' if self.mlp_locality else self.mlp
+  def whole_grid(self) -> str | None:
+    """The option by which blocks need every patch in its place on the grid; None for none."""
+    if self.axial:
+      return 'axial'
+    return f'mlp {self.mlp!r}' if MLPS[self.mlp].needs_grid else None
 
   def tokens(self, grid: Grid) -> Tokens:
     """What positions depend on, of a grid of patches."""

@@ -59,7 +59,7 @@ def _block_multiplications(config: 'ViTConfig', tokens: int, grid: Grid) -> dict
   """Those of each part of a block, by its path."""
   rows, columns = grid
   width = config.sizes.width
-  mlp = MLPS[config.mlp_part].multiplications(tokens, rows * columns, width, config.sizes.mlp_dim)
+  mlp = MLPS[config.mlp].multiplications(tokens, rows * columns, width, config.sizes.mlp_dim)
   products = 2 + config.positions.more_products
   if not config.axial:
     return {'attention': flops.attention(tokens, tokens, width, products), 'mlp': mlp}

@@ -16,7 +16,7 @@ _RENAMED_DATA = {'grow': 'progressive_resizing'}
 # Options of the flat model section that an architecture does not have.
 _NOT_OF_MIXER = (
   *('heads', 'stem_blocks', 'stem_width', 'resnet_blocks', 'pool', 'class_token', 'position'),
-  *('register_tokens', 'mask_token', 'pre_logits_size', 'layer_scale', 'axial', 'qk_norm', 'mlp_locality'),
+  *('register_tokens', 'mask_token', 'pre_logits_size', 'layer_scale', 'axial', 'qk_norm', 'mlp'),
   *('dropout', 'attention_dropout', 'attention'),
 )
 _NOT_OF_RESNET = (
@@ -68,6 +68,8 @@ def _rename_values(model: dict[str, Any]) -> None:
     model['activation'] = _ACTIVATIONS[model['activation']]
   if model.get('mlp') == 'gelu':
     model['mlp'] = 'dense'
+  if model.pop('mlp_locality', False):
+    model['mlp'] = 'local'
 
 
 def _model(model: dict[str, Any]) -> dict[str, Any]:

@@ -160,11 +160,9 @@ def _common(model: ViTConfig, architecture: Architecture) -> dict[str, Any]:
 
 def _plain(model: ViTConfig, arguments: dict[str, Any]) -> str:
   """timm's name, '' for that of the sizes; of its class VisionTransformer."""
-  parts = (model.block, model.mlp_part, model.norm)
+  parts = (model.block, model.mlp, model.norm)
   if parts not in _OF_PARTS or (model.block == 'post_norm' and model.layer_scale is not None):
-    raise Unfit(
-      f'it has no blocks {model.block!r} of {model.mlp_part!r} and {model.norm!r} with these options'
-    )
+    raise Unfit(f'it has no blocks {model.block!r} of {model.mlp!r} and {model.norm!r} with these options')
   name = _OF_PARTS[parts]
   if not name and model.norm_epsilon == 1e-5:
     name = 'vit_base_patch16_clip_224'
@@ -204,7 +202,7 @@ def _hybrid(model: ViTConfig, parts: tuple[str, str, str]) -> str:
 
 def _rotary(model: ViTConfig, arguments: dict[str, Any], grid: tuple[int, int], positioned: bool) -> str:
   """The same of its class Eva."""
-  parts = (model.block, model.mlp_part, model.norm, model.activation)
+  parts = (model.block, model.mlp, model.norm, model.activation)
   if parts not in (
     ('sequential', 'dense', 'layer_norm', 'gelu'),
     ('sequential', 'swiglu', 'layer_norm', 'silu'),
@@ -238,7 +236,7 @@ def _rotary(model: ViTConfig, arguments: dict[str, Any], grid: tuple[int, int], 
 
 def _relative(model: ViTConfig, arguments: dict[str, Any]) -> str:
   """The same of its class VisionTransformerRelPos."""
-  if (model.mlp_part, model.norm, model.activation) != ('dense', 'layer_norm', 'gelu') or model.block not in (
+  if (model.mlp, model.norm, model.activation) != ('dense', 'layer_norm', 'gelu') or model.block not in (
     'sequential',
     'post_norm',
   ):

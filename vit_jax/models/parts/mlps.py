@@ -1,4 +1,4 @@
-"""MLPs of encoder blocks, by the names that config.model.mlp has; 'local' is that of config.model.mlp_locality.
+"""MLPs of encoder blocks, by the names that config.model.mlp has.
 
 An MLP is made as `MLPS[name](width, hidden, activation=…, sub_norm=…, dropout=…, dtype=…, sharding=…, rngs=…)` and
 called with the tokens (B, N, D), the keys of its dropout and the grid of the patches. It has the sharding rules of its
@@ -43,6 +43,7 @@ _FIRST = nnx.Any(nnx.PathContains('dense_in'), nnx.PathContains('dense_gate'))
 class Mlp(nnx.Module):
   """Two dense layers with an activation between them (paper, section 3.1)."""
 
+  needs_grid: ClassVar[bool] = False  # whether it needs every patch in its place on the grid
   sharding_rules: ClassVar[ShardingRules] = (
     (r'dense_in/kernel', ('fsdp', 'tensor')),  # (D, M)
     (r'dense_in/bias', ('tensor',)),  # (M,)
@@ -147,6 +148,7 @@ class LocalMlp(Mlp):
   With GELU as its nonlinearity and without batch normalisation. Tokens that are no patches skip the convolution.
   """
 
+  needs_grid = True
   sharding_rules: ClassVar[ShardingRules] = (
     *Mlp.sharding_rules,
     (r'depthwise/(kernel|bias)', ('tensor',)),  # (3, 3, M), (M,)

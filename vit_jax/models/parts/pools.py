@@ -15,7 +15,7 @@ from vit_jax.foundation.registry import Registry
 from vit_jax.models import flops
 from vit_jax.models.layers import repeat_for_examples
 from vit_jax.models.parts.attention import Attention
-from vit_jax.models.parts.mlps import MLPS
+from vit_jax.models.parts.mlps import MLPS, Mlp
 from vit_jax.models.parts.norms import NORMS
 from vit_jax.models.token_weights import TokenWeights, largest, mean
 
@@ -141,7 +141,7 @@ class MapPool(Pool):
     self.probe = nnx.Param(initializers.xavier_uniform()(rngs.params(), (1, 1, sizes.width), jnp.float32))
     self.attention = Attention(sizes.width, heads, dtype=dtype, rngs=rngs)
     self.norm = NORMS[config.norm](sizes.width, config.norm_epsilon)
-    self.mlp = MLPS[config.mlp](
+    self.mlp = _mlp(config)(
       sizes.width, config.pool_mlp_dim or sizes.mlp_dim, activation=config.activation, dtype=dtype, rngs=rngs
     )
 
@@ -154,8 +154,14 @@ class MapPool(Pool):
   def multiplications(config: 'ViTConfig', tokens: int) -> int:
     sizes = config.sizes
     hidden = config.pool_mlp_dim or sizes.mlp_dim
-    mlp = MLPS[config.mlp].multiplications(1, 0, sizes.width, hidden)
+    mlp = _mlp(config).multiplications(1, 0, sizes.width, hidden)
     return flops.attention(1, tokens, sizes.width) + mlp
+
+
+def _mlp(config: 'ViTConfig') -> type[Mlp]:
+  """The MLP of a pooled token, which has no place on the grid."""
+  mlp = MLPS[config.mlp]
+  return Mlp if mlp.needs_grid else mlp
 
 
 class MapPatchesPool(MapPool):
