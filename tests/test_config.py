@@ -116,7 +116,7 @@ def test_resumable_options_are_options():
   ],
 )
 def test_durations_in_steps_are_rounded_to_the_nearest(text, steps):
-  assert durations.steps(text, batch_size=100, examples=1000, total=1000) == steps
+  assert durations.nearest(durations.steps(text, batch_size=100, examples=1000, total=1000)) == steps
 
 
 def test_a_total_in_percent_is_refused():

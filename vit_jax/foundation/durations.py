@@ -33,8 +33,8 @@ Duration = Annotated[str, _check_positive]
 DurationOrZero = Annotated[str, parse]
 
 
-def steps(duration: str, *, batch_size: int, examples: int, total: int | None = None) -> int:
-  """Number of training steps of a duration, to the nearest.
+def steps(duration: str, *, batch_size: int, examples: int, total: int | None = None) -> float:
+  """Training steps of a duration, and parts of one.
 
   Of `batch_size` images each, with `examples` images an epoch; '%' is of `total`, the steps of the whole run.
   """
@@ -42,6 +42,11 @@ def steps(duration: str, *, batch_size: int, examples: int, total: int | None = 
   if unit == '%':
     if total is None:
       raise UserError(f'config.total is {duration!r}; give it in epochs, steps or examples.')
-    return math.floor(number * (total / 100) + 0.5)
+    return number * (total / 100)
   per_unit = {'step': 1, 'epoch': examples / batch_size, 'example': 1 / batch_size}
-  return math.floor(number * per_unit[unit] + 0.5)
+  return number * per_unit[unit]
+
+
+def nearest(steps: float) -> int:
+  """Whole steps; half a step is one."""
+  return math.floor(steps + 0.5)

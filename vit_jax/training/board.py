@@ -63,10 +63,8 @@ class Board:
       with Image.open(path) as image:
         self._writer.add_image(name, np.asarray(image.convert('RGB')), step, dataformats='HWC')
 
-  def histograms(self, step: int, params: Any, every: int | None) -> None:
-    """Adds a histogram of each parameter every so many steps; None: never. All processes of a run call this."""
-    if every is None or step % every:
-      return
+  def histograms(self, step: int, params: Any) -> None:
+    """Adds a histogram of each parameter. All processes of a run call this."""
     for name, values in jax.device_get(_histograms(pytrees.flatten(params))).items():
       if self._writer is not None:
         counts, edges = values.pop('counts'), values.pop('edges')

@@ -94,7 +94,6 @@ class _Training:
     self._first_step = 0 if self._restored is None else int(self._restored.step)
     self._stopper = EarlyStopping.restored(config.stop, meta)
     period = self._run.timeline.period
-    self._every = {name: period(options.every) for name, options in config.evaluators.items()}
     self._log_every = min(period(config.log_every), max(self._run.timeline.total // _LINES, 1))
     logged = None if self._begins else self._first_step
     tracker = open_tracker(config, self._folder, logged)
@@ -172,9 +171,7 @@ class _Training:
     """Trains, evaluates and saves to the end; see `train`."""
     config, total, stopper, screen = self._config, self._run.timeline.total, self._stopper, self._screen
     workdir, (state, frozen, steps) = self._workdir, self._begin()
-    period = self._run.timeline.period
-    save_every, histograms = period(config.checkpoint.every), config.tensorboard.histograms
-    histograms_every = period(histograms) if histograms else None
+    occurs, histograms = self._run.timeline.occurs, config.tensorboard.histograms
     speed = Speedometer(self._run)
     guard = FiniteGuard(config, self._pipeline, self._manager, self._folder)
     hang = self._folder / 'report' / f'hang_{jax.process_index()}.txt'
@@ -221,7 +218,7 @@ class _Training:
         if values or scores:
           self._log.write(step, values | scores)
         stopping = not last and stop.stop_requested(step)
-        saving = step % save_every == 0 or last or stopping
+        saving = occurs(config.checkpoint.every, step) or last or stopping
         if saving:
           guard.flush()
           self._log.sync()
@@ -230,7 +227,8 @@ class _Training:
           stop.saved = True
         if stopping:
           raise Preempted(f'Stopped at step {step} of {total} after saving {self._manager.path(step)}.')
-        self._log.board.histograms(step, state.params, histograms_every)
+        if histograms and occurs(histograms, step):
+          self._log.board.histograms(step, state.params)
         if on_step is not None:
           on_step(step, state, values | scores)
         if values or scores or saving:
@@ -290,7 +288,10 @@ class _Training:
 
   def _due(self, step: int, last: bool) -> dict[str, Evaluator]:
     """The evaluators that run after a step."""
-    return {name: item for name, item in self._evaluators.items() if last or step % self._every[name] == 0}
+    occurs, options = self._run.timeline.occurs, self._config.evaluators
+    return {
+      name: item for name, item in self._evaluators.items() if last or occurs(options[name].every, step)
+    }
 
   def _evaluate(
     self, state: TrainState, step: int, due: Mapping[str, Evaluator], *, last: bool, watchdog: Watchdog

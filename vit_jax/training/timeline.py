@@ -22,7 +22,7 @@ class Timeline:
 
     Raises UserError for more than nothing and less than a step, or more than can be counted.
     """
-    steps = durations.steps(total, batch_size=batch_size, examples=examples)
+    steps = durations.nearest(durations.steps(total, batch_size=batch_size, examples=examples))
     least = 1 if durations.parse(total)[0] else 0
     if not least <= steps <= _MOST_STEPS:
       raise UserError(
@@ -37,8 +37,17 @@ class Timeline:
 
   def steps(self, duration: str) -> int:
     """Steps of a duration, to the nearest; '%' is of the whole run."""
-    return durations.steps(duration, batch_size=self.batch_size, examples=self.examples, total=self.total)
+    return durations.nearest(self._exact(duration))
 
   def period(self, duration: str) -> int:
     """Steps between two events that occur every `duration`: at least one."""
     return max(1, self.steps(duration))
+
+  def occurs(self, every: str, step: int) -> bool:
+    """Whether an event falls on a step: the one nearest to a multiple of `every`, which may be no whole steps."""
+    period = max(1.0, self._exact(every))
+    multiple = max(1, round(step / period))
+    return durations.nearest(multiple * period) == step
+
+  def _exact(self, duration: str) -> float:
+    return durations.steps(duration, batch_size=self.batch_size, examples=self.examples, total=self.total)
