@@ -2,9 +2,10 @@
 
 A kernel gets one scale for each output channel (arXiv 1712.05877). The channels of what it multiplies have ranges that
 differ a hundredfold, too many for a byte. So that array becomes two: the first has the range seen on calibration images
-in 8 bits, the second has what rounding to the first leaves, in 8 bits too. Both are multiplied with the kernel's bytes,
+in 7 bits, the second has what rounding to the first leaves, in 7 bits too. Both are multiplied with the kernel's bytes,
 which is faster than one product of floats, and what is lost is the kernel's rounding alone. Where that is too much, a
-product stays as it is.
+product stays as it is. The eighth bit is left out since processors without VNNI add two products of bytes in 16 bits,
+which hold 2 * 127 * 127, and saturate without a word beyond them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,8 @@ from onnx import helper, numpy_helper
 _MARGIN = 2.0
 # The share of a product, in squares, that a kernel's rounding may add.
 _MOST_NOISE = 1e-3
+# The largest byte of an array that is multiplied with a kernel: of 7 bits.
+_LARGEST = 127
 # The axis of a kernel's output channels.
 _OUTPUTS = {'MatMul': 1, 'Conv': 0}
 _TINY = 1e-6
@@ -102,17 +105,17 @@ def quantise(model: Any, seen: Mapping[str, Seen]) -> None:
 
 def _two_bytes(graph: Any, name: str, seen: Seen) -> list[Any]:
   """The nodes that give `{name}_first` and `{name}_second`, whose sum is the value `name`."""
-  step = max(seen.high - seen.low, _TINY) * _MARGIN / 255
+  step = max(seen.high - seen.low, _TINY) * _MARGIN / _LARGEST
   zero = np.uint8(np.rint(-seen.low * _MARGIN / step))
   return [
     *_rounded(graph, name, f'{name}_first', step, zero),
     helper.make_node('Sub', [name, f'{name}_first'], [f'{name}_rest']),
-    *_rounded(graph, f'{name}_rest', f'{name}_second', step / 254, np.uint8(128)),
+    *_rounded(graph, f'{name}_rest', f'{name}_second', step / (_LARGEST - 1), np.uint8(_LARGEST // 2 + 1)),
   ]
 
 
 def _rounded(graph: Any, name: str, result: str, step: float, zero: np.uint8) -> list[Any]:
-  """The nodes that round a value to whole steps, of which 8 bits have those from -zero to 255 - zero."""
+  """The nodes that round a value to whole steps, in bytes of which `zero` is none of them."""
   scale = [
     _constant(graph, f'{result}_step', np.float32(step)),
     _constant(graph, f'{result}_zero', zero),
