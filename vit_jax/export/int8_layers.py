@@ -18,7 +18,7 @@ from onnx import helper, numpy_helper
 _MARGIN = 2.0
 # The share of a product, in squares, that a kernel's rounding may add.
 _MOST_NOISE = 1e-3
-# The largest byte of an array that is multiplied with a kernel: of 7 bits.
+# The largest byte, of 7 bits, for the range that is represented; what lies beyond it has larger ones.
 _LARGEST = 127
 # The axis of a kernel's output channels.
 _OUTPUTS = {'MatMul': 1, 'Conv': 0}
@@ -115,7 +115,7 @@ def _two_bytes(graph: Any, name: str, seen: Seen) -> list[Any]:
 
 
 def _rounded(graph: Any, name: str, result: str, step: float, zero: np.uint8) -> list[Any]:
-  """The nodes that round a value to whole steps, in bytes of which `zero` is none of them."""
+  """The nodes that round a value to whole steps, in bytes, of which `zero` stands for none."""
   scale = [
     _constant(graph, f'{result}_step', np.float32(step)),
     _constant(graph, f'{result}_zero', zero),

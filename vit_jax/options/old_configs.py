@@ -13,7 +13,7 @@ _RENAMED = {'average': 'ema'}
 _RENAMED_MODEL = {'representation_size': 'pre_logits_size', 'gelu': 'activation'}
 _ACTIVATIONS = {'tanh': 'gelu_tanh', 'erf': 'gelu'}  # of the option 'gelu'
 _RENAMED_DATA = {'grow': 'progressive_resizing'}
-# Options of the flat model section that an architecture does not have.
+# Options of the flat model section that an architecture does not have; 'mlp' is what became of 'mlp_locality'.
 _NOT_OF_MIXER = (
   *('heads', 'stem_blocks', 'stem_width', 'resnet_blocks', 'pool', 'class_token', 'position'),
   *('register_tokens', 'mask_token', 'pre_logits_size', 'layer_scale', 'axial', 'qk_norm', 'mlp'),
