@@ -1,4 +1,5 @@
 import logging
+import math
 import os
 import pathlib
 
@@ -13,6 +14,7 @@ from trees import abstract, assert_same
 from vit_jax.checkpoint import checksums
 from vit_jax.checkpoint.config import CheckpointConfig
 from vit_jax.checkpoint.manager import Manager
+from vit_jax.checkpoint.retention import Retention
 from vit_jax.foundation.errors import UserError
 from vit_jax.parallel.mesh import MeshConfig, make_mesh
 
@@ -224,6 +226,13 @@ def test_first_save_of_each_interval_is_kept_where_saves_do_not_meet_its_multipl
         if step == 16:
           break
   assert Manager(tmp_path, CheckpointConfig(keep=1)).all_steps() == [8, 12, 20, 24, 28]
+
+
+def test_saves_of_every_tenth_epoch_are_kept_where_an_epoch_is_no_whole_steps():
+  """CIFAR-10 in batches of 64: 781.25 steps an epoch, saved at the nearest step."""
+  saves = [math.floor(781.25 * epoch + 0.5) for epoch in range(1, 42)]
+  left_out = Retention(CheckpointConfig(keep=1), keep_every_steps=7812.5).superfluous(saves)
+  assert [epoch for epoch, step in enumerate(saves, 1) if step not in left_out] == [10, 20, 30, 40, 41]
 
 
 def test_best_step_is_found_beside_a_damaged_one(tmp_path):

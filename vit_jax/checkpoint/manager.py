@@ -42,7 +42,7 @@ class Manager:
     directory: str | os.PathLike[str],
     checkpoint: CheckpointConfig,
     *,
-    keep_every_steps: int | None = None,
+    keep_every_steps: float | None = None,
     lower_is_better: bool = False,
     read_only: bool = False,
     before_commit: Callable[[], None] = lambda: None,

@@ -53,20 +53,20 @@ class Best(checkpoint_managers.PreservationPolicy):
 
 
 class Spaced(checkpoint_managers.PreservationPolicy):
-  """Keeps the first step that was saved at or after each multiple of an interval.
+  """Keeps the first step that was saved at or after each multiple of an interval, to the nearest step.
 
   Orbax's own EveryNSteps keeps multiples only, and nothing where the interval is none of `checkpoint.every`.
   """
 
-  def __init__(self, interval: int):
-    self._interval = interval  # in steps
+  def __init__(self, interval: float):
+    self._interval = interval  # in steps; an epoch may be 781.25
 
   def should_preserve(self, checkpoints: Any, *, context: Any) -> list[bool]:
     """Answers Orbax's question which of these, in ascending order, to keep."""
     number = 0  # of the interval that the last step was in; in the first one, from step 0, none is kept
     kept = []
     for checkpoint in checkpoints:
-      before, number = number, checkpoint.step // self._interval
+      before, number = number, math.floor((checkpoint.step + 0.5) / self._interval)
       kept.append(number > before)
     return kept
 
@@ -75,7 +75,11 @@ class Retention:
   """Which steps of a run stay: the newest, the best, and the first from each multiple of an interval on."""
 
   def __init__(
-    self, checkpoint: CheckpointConfig, *, keep_every_steps: int | None = None, lower_is_better: bool = False
+    self,
+    checkpoint: CheckpointConfig,
+    *,
+    keep_every_steps: float | None = None,
+    lower_is_better: bool = False,
   ):
     """The first step from each multiple of `keep_every_steps` on is kept for good; `lower_is_better` is of the best."""
     self.best = Best(checkpoint.best, lower_is_better=lower_is_better)

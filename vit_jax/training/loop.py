@@ -110,7 +110,6 @@ class _Training:
     memory.check(self._run)
     self._evaluators = self._run.open_evaluators()
     agreement.check(self._run, self._evaluators)
-    period = self._run.timeline.period
     self._pipeline = TrainPipeline(
       self._source,
       config.data,
@@ -125,7 +124,7 @@ class _Training:
     self._manager = Manager(
       self._workdir.checkpoints,
       config.checkpoint,
-      keep_every_steps=None if keep_every is None else period(keep_every),
+      keep_every_steps=None if keep_every is None else self._run.timeline.interval(keep_every),
       lower_is_better=best is not None and not metric_kind(best).higher_is_better,
       before_commit=self._workdir.before_commit,
     )

@@ -39,15 +39,19 @@ class Timeline:
     """Steps of a duration, to the nearest; '%' is of the whole run."""
     return durations.nearest(self._exact(duration))
 
-  def period(self, duration: str) -> int:
-    """Steps between two events that occur every `duration`: at least one."""
-    return max(1, self.steps(duration))
+  def interval(self, every: str) -> float:
+    """Steps between two events that occur `every` so often: at least one, and perhaps no whole number."""
+    return max(1.0, self._exact(every))
+
+  def period(self, every: str) -> int:
+    """Whole steps between two such events, to the nearest."""
+    return durations.nearest(self.interval(every))
 
   def occurs(self, every: str, step: int) -> bool:
     """Whether an event falls on a step: the one nearest to a multiple of `every`, which may be no whole steps."""
-    period = max(1.0, self._exact(every))
-    multiple = max(1, round(step / period))
-    return durations.nearest(multiple * period) == step
+    interval = self.interval(every)
+    multiple = max(1, round(step / interval))
+    return durations.nearest(multiple * interval) == step
 
   def _exact(self, duration: str) -> float:
     return durations.steps(duration, batch_size=self.batch_size, examples=self.examples, total=self.total)
