@@ -27,7 +27,7 @@ from processes import HUNG, xla_flags
 
 ROOT = pathlib.Path(__file__).parents[1]
 _IMPORTED = """
-  jax optax orbax.checkpoint matplotlib.figure cv2 sklearn.datasets tensorflow_datasets tqdm
+  jax optax orbax.checkpoint matplotlib.figure cv2 sklearn.datasets tensorboardX tensorflow_datasets tqdm
   vit_jax.cli vit_jax.config vit_jax.options.documentation vit_jax.loading vit_jax.foundation.compilation_cache
   vit_jax.training.loop vit_jax.training.evaluate_checkpoint vit_jax.data.sources.tfds
   vit_jax.evaluation.fewshot vit_jax.evaluation.report vit_jax.objectives.masked_patches

@@ -235,6 +235,18 @@ def test_saves_of_every_tenth_epoch_are_kept_where_an_epoch_is_no_whole_steps():
   assert [epoch for epoch, step in enumerate(saves, 1) if step not in left_out] == [10, 20, 30, 40, 41]
 
 
+def test_no_program_is_compiled_to_save_small_arrays_that_all_devices_hold(tmp_path, caplog):
+  """But the checksums'."""
+  replicated = NamedSharding(make_mesh(MeshConfig()), P())
+  tree = {f'{size}': jax.device_put(np.ones((size, 8), np.float32), replicated) for size in (16, 24, 32)}
+  with jax.log_compiles(), Manager(tmp_path, CheckpointConfig()) as manager:
+    manager.save(1, {'params': tree}, {})
+  compiled = {record.args[0] for record in caplog.records if record.msg.startswith('Compiling')}
+  assert compiled == {'jit(_sums)'}
+  with Manager(tmp_path, CheckpointConfig()) as manager:
+    assert_same(manager.restore(1, abstract({'params': tree}))[0]['params'], tree)
+
+
 def test_best_step_is_found_beside_a_damaged_one(tmp_path):
   """Orbax's own policy reads each step's metrics at the start, and ends the program at a damaged file."""
   checkpoint = CheckpointConfig(keep=2, best='val/accuracy')

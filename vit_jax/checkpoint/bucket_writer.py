@@ -19,6 +19,7 @@ from etils import epath
 from vit_jax.checkpoint import failures, step_meta
 from vit_jax.checkpoint.bucket_steps import BucketSteps
 from vit_jax.checkpoint.failures import Damaged
+from vit_jax.checkpoint.items import item_handler
 from vit_jax.checkpoint.retention import Retention
 from vit_jax.foundation import cache
 from vit_jax.foundation.pytrees import unflatten
@@ -115,7 +116,7 @@ class _Item:
     )
     self._folder = _made(folder)
     # A file for each shard: with OCDBT, one process would merge what all have written to a shared disk.
-    self._handler = ocp.PyTreeCheckpointHandler(use_ocdbt=False, multiprocessing_options=alone)
+    self._handler = item_handler(use_ocdbt=False, multiprocessing_options=alone)
     save = self._handler.async_save(self._folder, args=ocp.args.PyTreeSave(unflatten(leaves)))
     self._writes = asyncio.run(save) or []
 

@@ -13,6 +13,8 @@ from vit_jax.checkpoint.failures import Damaged
 from vit_jax.foundation.errors import UserError
 from vit_jax.foundation.pytrees import flatten, unflatten
 
+_SMALLEST_PART = 2**20  # bytes of an array that a device writes
+
 
 def storable(name: str, tree: Any) -> dict[str, Any]:
   """The leaves of an item by path, each an array; Python's and NumPy's numbers in the dtype JAX gives them.
@@ -30,6 +32,19 @@ def storable(name: str, tree: Any) -> dict[str, Any]:
       raise ValueError(f'{name} {path} is a random key; save the seed it is made from instead')
     result[path] = leaf
   return result
+
+
+def item_handler(**options: Any) -> ocp.PyTreeCheckpointHandler:
+  """Orbax's writer of an item, by which devices that hold the same array each write a part of it.
+
+  Small arrays are written by one device: the others' parts would each be a program to compile, a hundred of them
+  for the first save of a small model.
+  """
+  arrays = ocp.type_handlers.ArrayHandler(min_slice_bytes_for_replica_parallel=_SMALLEST_PART)
+  registry = ocp.type_handlers.create_type_handler_registry(
+    (jax.Array, arrays), (np.ndarray, ocp.type_handlers.NumpyHandler())
+  )
+  return ocp.PyTreeCheckpointHandler(type_handler_registry=registry, **options)
 
 
 class StoredItem:

@@ -16,6 +16,7 @@ from jax.experimental import multihost_utils
 from vit_jax.checkpoint import failures, step_meta
 from vit_jax.checkpoint.durable import DurableStep
 from vit_jax.checkpoint.failures import Damaged
+from vit_jax.checkpoint.items import item_handler
 from vit_jax.checkpoint.retention import Retention
 from vit_jax.foundation import files
 from vit_jax.foundation.pytrees import unflatten
@@ -104,7 +105,9 @@ class Writer:
       lightweight_initialize=True,
       preservation_policy=self._retention.policy,
     )
-    orbax = _Orbax(self._directory, options=options)
+    handlers = ocp.handlers.DefaultCheckpointHandlerRegistry()
+    handlers.add(None, ocp.args.PyTreeSave, item_handler())
+    orbax = _Orbax(self._directory, options=options, handler_registry=handlers)
     for step in orbax.all_steps():
       with contextlib.suppress(Damaged, OSError):
         self._retention.best.remember(step, step_meta.read(self._directory / str(step))['metrics'])
@@ -154,7 +157,7 @@ def _arguments(
   arrays, contents = step_meta.sealed(items, meta, metrics)
   # Nested dicts: what is stored is free of the classes of optimizer states. An item without arrays (the state
   # of an optimizer that has none) lies in `meta` alone.
-  trees = {name: ocp.args.StandardSave(unflatten(leaves)) for name, leaves in arrays.items() if leaves}
+  trees = {name: ocp.args.PyTreeSave(unflatten(leaves)) for name, leaves in arrays.items() if leaves}
   return ocp.args.Composite(**trees, meta=ocp.args.JsonSave(contents))
 
 
