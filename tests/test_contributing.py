@@ -1,15 +1,11 @@
 """The recipes of CONTRIBUTING.md work as they are printed, and what they register is as good as what is inside."""
 
 import json
-import os
 import pathlib
 import re
-import subprocess
-import sys
 
 import fork_server
 import pytest
-from processes import HUNG
 
 ROOT = fork_server.ROOT
 RECIPES = (
@@ -57,16 +53,8 @@ def test_every_recipe_has_its_section():
 @pytest.mark.slow
 @pytest.mark.parametrize('title', [title for title, blocks in BLOCKS.items() if blocks])
 def test_recipe_runs_as_printed(title, tmp_path):
-  script = tmp_path / 'recipe.py'
-  script.write_text('\n'.join(BLOCKS[title]))
-  result = subprocess.run(
-    [sys.executable, str(script)],
-    cwd=tmp_path,
-    env=dict(os.environ, PYTHONPATH=str(ROOT), JAX_PLATFORMS='cpu'),
-    capture_output=True,
-    text=True,
-    timeout=HUNG,
-  )
+  (tmp_path / 'recipe.py').write_text('\n'.join(BLOCKS[title]))
+  result = fork_server.run('recipe', cwd=tmp_path)
   assert result.returncode == 0, result.stdout + result.stderr
 
 

@@ -8,6 +8,7 @@ evaluators, pictures and checkpoint formats know models by these two files only.
 
 import abc
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Generic, Literal, NamedTuple, Self, TypeVar
 
@@ -346,8 +347,8 @@ class Architecture:
 
   def graph_and_shapes(self) -> tuple[nnx.GraphDef, dict[str, jax.ShapeDtypeStruct]]:
     """The graph of `abstract` and the shape of each parameter, and of its state, by its path; raises as `build`."""
-    graphdef, variables = nnx.split(self.abstract())
-    return graphdef, pytrees.flatten(nnx.to_pure_dict(variables))
+    graphdef, shapes, _ = _divided(self)
+    return graphdef, dict(shapes)
 
   def shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
     """The shape of each parameter, and of the model's state, by its path."""
@@ -355,8 +356,22 @@ class Architecture:
 
   def state_paths(self) -> frozenset[str]:
     """Those paths of `shapes` that are the model's state."""
-    state = nnx.state(self.abstract(), nnx.Not(nnx.Param))
-    return frozenset(pytrees.flatten(nnx.to_pure_dict(state)))
+    return _divided(self)[2]
+
+
+@functools.lru_cache(maxsize=8)  # a run, a load and a file's rules each ask again, a tenth of a second
+def _divided(
+  architecture: Architecture,
+) -> tuple[nnx.GraphDef, dict[str, jax.ShapeDtypeStruct], frozenset[str]]:
+  """The graph of a network, the shapes of its variables by their paths, and which of these are its state."""
+  network = architecture.abstract()
+  graphdef, variables = nnx.split(network)
+  state = nnx.state(network, nnx.Not(nnx.Param))
+  return (
+    graphdef,
+    pytrees.flatten(nnx.to_pure_dict(variables)),
+    frozenset(pytrees.flatten(nnx.to_pure_dict(state))),
+  )
 
 
 MODELS: Registry[ModelConfig] = Registry(

@@ -1,5 +1,6 @@
 """The embedded data set: 1,797 real handwritten digits of 8 x 8 pixels that come with scikit-learn."""
 
+import functools
 from collections.abc import Collection, Sequence
 from typing import Self
 
@@ -13,6 +14,19 @@ _CLASSES = tuple('0123456789')
 _SPLITS: tuple[str, ...] = ('train', 'test')
 
 
+@functools.cache
+def _digits() -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
+  """All images, their labels, and the numbers of those that each split has, read from a file of text in a second."""
+  from sklearn import datasets, model_selection  # here: other sources do not need it
+
+  images, labels = datasets.load_digits(return_X_y=True)
+  images = np.rint(images.reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
+  train, test = model_selection.train_test_split(
+    np.arange(len(labels)), test_size=0.2, stratify=labels, random_state=_SPLIT_SEED
+  )
+  return images, labels, dict(zip(_SPLITS, (np.asarray(train), np.asarray(test)), strict=True))
+
+
 class DigitsSource(NamedSource):
   """Splits 'train' (1,437) and 'test' (360), stratified; images uint8 (8, 8), 0 … 16 scaled to 0 … 255."""
 
@@ -21,14 +35,7 @@ class DigitsSource(NamedSource):
 
   def __init__(self, split: str, class_names: Sequence[str] | None = None):
     """'train' or 'test', with slices and sums; UserError for no such split, or digits that `class_names` lacks."""
-    from sklearn import datasets, model_selection  # here: it takes a second, and other sources do not need it
-
-    images, labels = datasets.load_digits(return_X_y=True)
-    images = np.rint(images.reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
-    train, test = model_selection.train_test_split(
-      np.arange(len(labels)), test_size=0.2, stratify=labels, random_state=_SPLIT_SEED
-    )
-    numbers = dict(zip(_SPLITS, (np.asarray(train), np.asarray(test)), strict=True))
+    images, labels, numbers = _digits()
     ranges = select(split, {name: len(part) for name, part in numbers.items()}, 'digits')
     chosen = np.concatenate([numbers[name][first:last] for name, first, last in ranges])
     self.class_names = tuple(class_names or _CLASSES)
