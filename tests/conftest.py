@@ -6,7 +6,7 @@ import pathlib
 import shutil
 import tempfile
 
-from processes import xla_flags
+from processes import read_xla_flags, xla_flags
 
 os.environ['HF_HUB_OFFLINE'] = '1'  # but for tests that have a Hub of their own (hub_emulator.py)
 os.environ['JAX_PLATFORMS'] = 'cpu'
@@ -30,6 +30,7 @@ import jax
 import pytest
 from jax._src import compilation_cache as jax_cache
 
+read_xla_flags()
 NIGHTLY = os.environ.get('VIT_JAX_NIGHTLY') == '1'
 
 

@@ -23,7 +23,7 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from processes import HUNG, xla_flags
+from processes import HUNG, read_xla_flags, xla_flags
 
 ROOT = pathlib.Path(__file__).parents[1]
 _IMPORTED = """
@@ -256,6 +256,7 @@ def _run(request: Mapping[str, Any]) -> None:
     _give_up_privileges()
   if request['signal_at'] is not None:
     _signal_at(*request['signal_at'])
+  read_xla_flags()
   sys.argv = ['', *request['arguments']]
   try:
     runpy.run_module(request['module'], run_name='__main__', alter_sys=True)

@@ -30,16 +30,24 @@ def wait_until(
     time.sleep(0.02)
 
 
+# Without optimisation, XLA's older way to write fused operations is compiled in half the time.
+_UNKNOWN_TO_LIBTPU = '--xla_cpu_use_fusion_emitters=false'
+
+
 def xla_flags(devices: int) -> str:
   """For so many CPU devices, and a compiler that leaves out what takes its time and changes no result."""
-  # Without optimisation, XLA's older way to write fused operations is compiled in half the time.
-  quick = (
-    '--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true '
-    '--xla_cpu_use_fusion_emitters=false'
-  )
+  quick = f'--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true {_UNKNOWN_TO_LIBTPU}'
   # By default XLA ends the process where a device waits 40 seconds for another one, as it may on a busy machine.
   patient = f'--xla_cpu_collective_call_terminate_timeout_seconds={HUNG}'
   return f'--xla_force_host_platform_device_count={devices} {quick} {patient}'
+
+
+def read_xla_flags() -> None:
+  """Lets jaxlib read XLA_FLAGS now, and leaves in them what libtpu knows, which ends the process at any other."""
+  from jax._src.lib import xla_client  # here: those who set the flags import this file before JAX
+
+  xla_client.CompileOptions()
+  os.environ['XLA_FLAGS'] = os.environ.get('XLA_FLAGS', '').replace(_UNKNOWN_TO_LIBTPU, '')
 
 
 def start(script: str, count: int = 1, *, devices: int = 2, arguments: tuple = ()) -> list[subprocess.Popen]:

@@ -27,7 +27,7 @@ def test_feature_maps_equal_numpy(blocks, channels, image_size):
   x = tiny.images(2, image_size, channels)
   expected = numpy_resnet.forward(params['stem'], x)
   with jax.default_matmul_precision('highest'):
-    features = nnx.merge(graphdef, params).stem(x)
+    features = jax.jit(nnx.merge(graphdef, params).stem)(x)
   rows, columns = ((side + 3) // 4 for side in image_size)
   if len(blocks) == 2:
     rows, columns = (rows + 1) // 2, (columns + 1) // 2

@@ -11,6 +11,7 @@ import run_steps
 import tiny
 
 from vit_jax import config as c
+from vit_jax.foundation import pytrees
 from vit_jax.parallel import hardware
 from vit_jax.plan import hlo, timing, topology
 from vit_jax.training.run import Dataset, Run
@@ -95,5 +96,7 @@ def test_gathered_kernels_learn_the_same_as_whole_ones():
     state = program.init(np.uint32(0))
     for seed in range(3):
       state, _ = step(state, run_steps.batch(program, seed, 5), {})
-    learned.append(jax.device_get(state.params))
-  jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6), *learned)
+    learned.append(pytrees.flatten(jax.device_get(state.params)))
+  for name, kernel in learned[0].items():
+    if not name.endswith('key/bias'):  # its gradient is zero, and Adam makes full steps of rounding errors
+      np.testing.assert_allclose(kernel, learned[1][name], rtol=1e-4, atol=1e-6, err_msg=name)
