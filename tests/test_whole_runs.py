@@ -68,11 +68,14 @@ CONTRASTIVE_VIEWS = (
   ('config', 'state', 'processes'),
   [
     (pathlib.Path(batch_norm_model.__file__).read_text(), "model_state['block0']['norm']['mean']", 1),
-    (SELF_DISTILLATION, "ema['projection']['prototypes']['kernel']", 1),
-    (CONTRASTIVE_VIEWS, "ema['projection']['norm_2']['var']", 1),
-    pytest.param(TWO_TOWERS, "params['text_tower']['embedding']", 1, marks=pytest.mark.nightly),
-    pytest.param(  # compiling an EfficientNet takes a CPU a while
-      *(SMALL_EFFICIENTNET, "model_state['top_norm']['mean']", 2), marks=pytest.mark.nightly
+    *(
+      pytest.param(*case, marks=pytest.mark.nightly)
+      for case in (
+        (SELF_DISTILLATION, "ema['projection']['prototypes']['kernel']", 1),
+        (CONTRASTIVE_VIEWS, "ema['projection']['norm_2']['var']", 1),
+        (TWO_TOWERS, "params['text_tower']['embedding']", 1),
+        (SMALL_EFFICIENTNET, "model_state['top_norm']['mean']", 2),
+      )
     ),
   ],
   ids=['batch_norm', 'self_distillation', 'contrastive_views', 'two_towers', 'efficientnet'],
@@ -89,7 +92,7 @@ def test_a_killed_run_of_another_kind_of_model_ends_in_the_same_bits(tmp_path, c
   [
     (1, signal.SIGTERM),
     pytest.param(1, signal.SIGINT, marks=pytest.mark.nightly),
-    (2, signal.SIGINT),
+    pytest.param(2, signal.SIGINT, marks=pytest.mark.nightly),
     pytest.param(2, signal.SIGTERM, marks=pytest.mark.nightly),
   ],
 )

@@ -175,8 +175,8 @@ def config(base: pathlib.Path, **options) -> Config:
   return dataclasses.replace(CONFIG, init=InitConfig(str(base)), adapter=adapter, schedule=schedule)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('base_dtype', [pytest.param('float32', marks=pytest.mark.nightly), 'bfloat16'])
+@pytest.mark.nightly
+@pytest.mark.parametrize('base_dtype', ['float32', 'bfloat16'])
 def test_a_checkpoint_has_what_is_trained_and_a_load_the_whole_model(base, base_dtype, tmp_path):
   run = config(base, base_dtype=base_dtype)
   state = loop.train(run, tmp_path / 'run')

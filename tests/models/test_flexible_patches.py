@@ -53,7 +53,7 @@ def test_each_size_computes_what_numpy_does_with_a_kernel_and_positions_of_its_o
   np.testing.assert_allclose(found, numpy_vit.forward(own, x)['logits'], atol=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_evaluates_each_size_as_load_gives_it(tmp_path):
   model = tiny.options(**OPTIONS | {'patch': 2, 'width': 16, 'depth': 1, 'pool': 'gap'})
   evaluators: dict[str, Any] = {

@@ -159,7 +159,7 @@ def test_two_four_and_eight_devices_give_the_loss_and_the_gradient_of_one(config
       np.testing.assert_allclose(several[name], value, rtol=1e-4, err_msg=name)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_momentum_encoder_loads_and_is_fine_tuned_frozen_patches_stay_and_a_collapse_is_said(
   tmp_path, capfd, monkeypatch
 ):

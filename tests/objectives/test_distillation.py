@@ -198,7 +198,7 @@ def trained(config, devices=None):
   return jax.tree.map(np.asarray, state.params), losses, before, frozen
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_eight_devices_and_accumulation_give_what_one_device_does_and_keep_the_teachers(folder):
   """The student has a distillation token."""
   model = tiny.options(dropout=0.1, stochastic_depth=0.1, distillation_token=True)

@@ -83,7 +83,7 @@ def photos(tmp_path_factory):
   return root
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_killed_commands_go_on_to_the_same_bytes(photos, tmp_path):
   flags = ('--shard_mib=1', '--longest_side=800')
   code, output, errors = run(photos, tmp_path / 'undisturbed/set', *flags, '--workers=2')

@@ -158,6 +158,7 @@ def test_load_computes_what_the_peer_computes(peer, photos):
   assert_same(model(images), peer.logits)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize('peer', ['dinov2'], indirect=True)
 def test_a_run_keeps_the_pixels_of_its_checkpoint_without_it(peer, photos, tmp_path):
   folder = shutil.copytree(peer.folder, tmp_path / 'copy')

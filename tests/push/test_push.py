@@ -96,7 +96,7 @@ def test_a_run_is_pushed_with_what_it_holds(run, hub):
   assert {('batch_size', '16'), ('ema', '0.9'), ('optimizer.name', 'adam')} < rows
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_folder_gets_the_same_files_again_and_again(run, hub, tmp_path):
   for name in ('hf:me/digits', str(tmp_path / 'seen'), str(tmp_path / 'seen')):
     assert push(run, 'run', name).returncode == 0

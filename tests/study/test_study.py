@@ -95,7 +95,7 @@ def accuracies(workdir: pathlib.Path) -> dict[str, dict[str, float]]:
   return {name: variant['seeds'] for name, variant in variants.items()}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_study_that_was_killed_goes_on_to_the_table_of_one_that_was_not(file, tmp_path):
   whole, workdir, file = tmp_path / 'whole', tmp_path / 'killed', file(STUDY)
   conduct(file, whole)

@@ -31,7 +31,7 @@ def test_lengths_come_in_turn():
   ]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_resumed_run_ends_as_one_left_alone_and_is_loaded_as_it_was_evaluated(tmp_path, capsys):
   config = c.Config(
     total='5 steps',

@@ -94,7 +94,7 @@ def test_parts_that_keep_a_tpu_busy_come_before_computing_again():
   assert _choose(few, _devices(64, 'TPU v3'))[0] == (16, True, 'dots')
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_model_with_running_statistics_keeps_its_batch_whole():
   config = c.Config(
     batch_size=8192, model=c.EfficientNetConfig(variant='B0'), data=c.DataConfig(image_size=(600, 600))

@@ -73,6 +73,7 @@ def test_a_model_of_one_image_size_is_refused():
     resizing_of(dataclasses.replace(CONFIG, model=mixer))
 
 
+@pytest.mark.nightly
 def test_a_run_resumed_behind_a_change_of_size_ends_as_one_left_alone(tmp_path, capsys):
   config = dataclasses.replace(
     CONFIG,
