@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import pathlib
 import re
 import shlex
 import sys
@@ -12,8 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 from released_files import read, write_folder
+from timm_peers import REASON, SIZES, save, timm
 from transformers_peers import (
-  assert_differences_are_said,
   make_images,
   make_ours,
   make_pretrained,
@@ -28,17 +27,13 @@ from vit_jax import config
 from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import Architecture
 from vit_jax.pretrained import formats, timm_defaults, timm_derived, timm_export
-from vit_jax.pretrained.base import FORMATS, Pretrained
+from vit_jax.pretrained.base import Pretrained
 
-REASON = 'needs timm, which needs torchvision'
-timm = pytest.importorskip('timm', reason=REASON, exc_type=ImportError)
-hub = pytest.importorskip('timm.models._hub', reason=REASON)
 data = pytest.importorskip('timm.data', reason=REASON)
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('precise')]  # it compares with another framework
 
 
-SIZES = {'embed_dim': 32, 'depth': 3, 'num_heads': 4, 'patch_size': 8, 'img_size': 16, 'num_classes': 5}
 PEERS = {
   'token': {'img_size': (16, 32)},
   'no bias': {'qkv_bias': False, 'in_chans': 1},
@@ -83,10 +78,6 @@ def assert_same(pretrained: Pretrained, peer) -> None:
     np.testing.assert_allclose(ours_logits, logits, atol=1e-4, rtol=0)
   else:
     np.testing.assert_allclose(ours_pooled, logits, atol=1e-4, rtol=0)
-
-
-def save(peer, folder: pathlib.Path) -> None:
-  hub.save_for_hf(peer, folder, safe_serialization=True)
 
 
 @pytest.mark.parametrize('name', PEERS)
@@ -191,93 +182,6 @@ def test_name_of_the_architecture_tells_heads_and_activation(tmp_path):
       heads,
       activation,
     )
-
-
-# Models of what other names have: their logits, read and written again.
-FAMILIES = {
-  'clip': ('vit_base_patch16_clip_quickgelu_224', {}),
-  'mae': ('vit_base_patch16_224', {'global_pool': 'avg'}),
-  'pools': ('vit_base_patch16_224', {'global_pool': 'avgmax', 'fc_norm': False, 'final_norm': False}),
-  'map of patches': ('vit_base_patch16_224', {'global_pool': 'map', 'reg_tokens': 2}),
-  'largest': ('vit_base_patch16_224', {'global_pool': 'max', 'pos_embed': 'none', 'fc_norm': False}),
-  'swiglu': ('vit_giant_patch14_reg4_dinov2', {'mlp_ratio': 4}),
-  'beit3': ('beit3_base_patch16_224', {}),
-  'aimv2': ('aimv2_large_patch14_224', {}),
-  'rms norm': ('test_vit4', {}),
-  'behind': ('vit_base_patch16_rpn_224', {'init_values': None}),
-  'parallel': ('vit_base_patch16_xp_224', {}),
-  'pairs': ('vit_base_patch16_18x2_224', {}),
-  'siglip cut': ('vit_so400m_patch14_siglip_384', {'img_size': 20}),
-  'dinov3': ('vit_small_patch16_dinov3', {}),
-  'dinov3 gated': ('vit_small_plus_patch16_dinov3_qkvb', {}),
-  'eva02': ('eva02_base_patch14_224', {}),
-  'eva02 packed': ('eva02_tiny_patch14_224', {}),
-  'eva02 clip': ('eva02_base_patch16_clip_224', {}),
-  'eva': ('eva_giant_patch14_224', {'mlp_ratio': 2}),
-  'axial': ('vit_small_patch16_rope_ape_224', {}),
-  'mixed': ('vit_small_patch16_rope_mixed_224', {}),
-  'perception encoder': ('vit_pe_core_tiny_patch16_384', {}),
-  'sapiens': ('vit_base_patch16_sapiens2', {'num_kv_heads': [4, 2, 4]}),
-  'beit': ('beit_base_patch16_224', {}),
-  'relative': ('vit_relpos_base_patch16_cls_224', {'rel_pos_type': 'bias'}),
-  'of offsets': ('vit_srelpos_small_patch16_224', {'rel_pos_dim': 6}),
-  'naflex': ('naflexvit_base_patch16_gap', {'pos_embed_grid_size': (3, 3)}),
-  'rows and columns': ('naflexvit_base_patch16_parfac_gap', {'pos_embed_grid_size': (3, 3)}),
-  'hybrid': ('vit_tiny_r_s16_p8_224', {'patch_size': 2}),
-}
-NOT_WRITTEN = {'sapiens': 'GELU by erf or SwiGLU only'}
-
-
-def make_of_family(name: str):
-  architecture, options = FAMILIES[name]
-  sizes = {**SIZES, 'img_size': 64 if name == 'hybrid' else 16, **options}
-  if name in ('naflex', 'rows and columns'):
-    del sizes['img_size']
-  peer = randomise(timm.create_model(architecture, **sizes), seed=0)
-  size = sizes.get('img_size', 16)
-  peer.pretrained_cfg |= {'input_size': (3, size, size), 'mean': (0.1, 0.2, 0.3)}
-  peer.pretrained_cfg |= {'crop_pct': 0.95, 'interpolation': 'bilinear'}
-  return peer
-
-
-def save_with_heads(peer, folder: pathlib.Path, name: str) -> None:
-  """As a published folder: no model_args but sizes."""
-  save(peer, folder)
-  path = folder / 'config.json'
-  values = json.loads(path.read_text())
-  values['model_args'] = {'num_heads': 4} | {'img_size': 20} if name == 'siglip cut' else {'num_heads': 4}
-  path.write_text(json.dumps(values))
-
-
-def logits_of(peer, images: np.ndarray) -> np.ndarray:
-  with torch.no_grad():
-    return peer(to_torch(images)).numpy()
-
-
-@pytest.mark.parametrize('name', FAMILIES)
-def test_a_model_of_another_family_has_timms_logits_and_is_written_for_timm(name, tmp_path):
-  """And its file alone is the same model, or says what differs."""
-  peer = make_of_family(name)
-  save_with_heads(peer, tmp_path / 'theirs', name)
-  pretrained = read(tmp_path / 'theirs')
-  images = make_images(pretrained)
-  ours, theirs = make_ours(pretrained)(images), logits_of(peer, images)
-  np.testing.assert_allclose(ours, theirs, atol=1e-4, rtol=1e-4)
-  (tmp_path / 'theirs/config.json').unlink()
-  lone = read(tmp_path / 'theirs/model.safetensors', heads=4)
-  assert_differences_are_said(pretrained, lone)
-  same = [(x.architecture.model.position, x.architecture.image_size) for x in (pretrained, lone)]
-  if same[0] == same[1]:  # otherwise channels are in another order, or offsets others
-    jax.tree.map(np.testing.assert_array_equal, lone.params, pretrained.params)
-  writer = FORMATS['timm']()
-  if name in NOT_WRITTEN:
-    assert NOT_WRITTEN[name] in writer.unfit(pretrained)
-    return
-  writer.write(pretrained, tmp_path / 'ours')
-  again = timm.create_model(f'local-dir:{tmp_path / "ours"}', pretrained=True).eval()
-  np.testing.assert_allclose(logits_of(again, images), theirs, atol=1e-6, rtol=1e-6)
-  once_more = read(tmp_path / 'ours')
-  np.testing.assert_allclose(make_ours(once_more)(images), ours, atol=1e-6, rtol=1e-6)
 
 
 @pytest.mark.parametrize('name', ['mixer_s32_224', 'resnetv2_50x1_bit', 'tf_efficientnet_b0'])
