@@ -109,7 +109,6 @@ def finished(place: Place, folder: pathlib.Path) -> int:
   return kills
 
 
-@pytest.mark.nightly
 def test_killed_run_ends_in_the_bits_and_the_lines_of_one_left_alone(place: Place, folder, finished: int):
   assert finished == KILLS
   alone = start(folder, place, str(folder / 'alone'))

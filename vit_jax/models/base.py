@@ -347,7 +347,7 @@ class Architecture:
 
   def graph_and_shapes(self) -> tuple[nnx.GraphDef, dict[str, jax.ShapeDtypeStruct]]:
     """The graph of `abstract` and the shape of each parameter, and of its state, by its path; raises as `build`."""
-    graphdef, shapes, _ = _divided(self)
+    graphdef, shapes, _ = self._divided
     return graphdef, dict(shapes)
 
   def shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
@@ -356,22 +356,19 @@ class Architecture:
 
   def state_paths(self) -> frozenset[str]:
     """Those paths of `shapes` that are the model's state."""
-    return _divided(self)[2]
+    return self._divided[2]
 
-
-@functools.lru_cache(maxsize=8)  # a run, a load and a file's rules each ask again, a tenth of a second
-def _divided(
-  architecture: Architecture,
-) -> tuple[nnx.GraphDef, dict[str, jax.ShapeDtypeStruct], frozenset[str]]:
-  """The graph of a network, the shapes of its variables by their paths, and which of these are its state."""
-  network = architecture.abstract()
-  graphdef, variables = nnx.split(network)
-  state = nnx.state(network, nnx.Not(nnx.Param))
-  return (
-    graphdef,
-    pytrees.flatten(nnx.to_pure_dict(variables)),
-    frozenset(pytrees.flatten(nnx.to_pure_dict(state))),
-  )
+  @functools.cached_property  # a run, a load and a file's rules each ask again, a tenth of a second
+  def _divided(self) -> tuple[nnx.GraphDef, dict[str, jax.ShapeDtypeStruct], frozenset[str]]:
+    """The graph of `abstract`, the shapes of its variables by their paths, and which of these are its state."""
+    network = self.abstract()
+    graphdef, variables = nnx.split(network)
+    state = nnx.state(network, nnx.Not(nnx.Param))
+    return (
+      graphdef,
+      pytrees.flatten(nnx.to_pure_dict(variables)),
+      frozenset(pytrees.flatten(nnx.to_pure_dict(state))),
+    )
 
 
 MODELS: Registry[ModelConfig] = Registry(
