@@ -32,14 +32,14 @@ def wait_until(
 
 # Without optimisation, XLA's older way to write fused operations is compiled in half the time.
 _UNKNOWN_TO_LIBTPU = '--xla_cpu_use_fusion_emitters=false'
+QUICK = f'--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true {_UNKNOWN_TO_LIBTPU}'
 
 
 def xla_flags(devices: int) -> str:
   """For so many CPU devices, and a compiler that leaves out what takes its time and changes no result."""
-  quick = f'--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true {_UNKNOWN_TO_LIBTPU}'
   # By default XLA ends the process where a device waits 40 seconds for another one, as it may on a busy machine.
   patient = f'--xla_cpu_collective_call_terminate_timeout_seconds={HUNG}'
-  return f'--xla_force_host_platform_device_count={devices} {quick} {patient}'
+  return f'--xla_force_host_platform_device_count={devices} {QUICK} {patient}'
 
 
 def read_xla_flags() -> None:

@@ -85,11 +85,8 @@ WORKING = {
   'study': ['study.py --workdir=ended'],
 }
 # Events after the command's begin at which Ctrl-C comes; the last ones come when some commands have ended.
-OFTEN = (4**2, 4**6)  # the others nightly
-MOMENTS = [
-  pytest.param(moment, marks=() if moment in OFTEN else pytest.mark.nightly)
-  for moment in (4**power for power in range(8))
-]
+MOMENTS = [4**power for power in range(8)]
+OFTEN = MOMENTS[2::4]  # the others nightly
 EACH_INPUT = [(name, line) for name, lines in INPUTS.items() for line in lines]
 EACH_OUTPUT = [(name, line) for name, lines in OUTPUTS.items() for line in lines]
 
@@ -367,11 +364,13 @@ def test_warning_of_a_config_file_is_a_line_without_the_name_of_a_logger(place):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('moment', MOMENTS)
+@pytest.mark.parametrize(
+  'moment', [pytest.param(at, marks=() if at in OFTEN else pytest.mark.nightly) for at in MOMENTS]
+)
 @pytest.mark.parametrize('name', cli.COMMANDS)
 def test_interrupt_at_any_moment_is_one_sentence(name, moment, place):
   """The moments are events, such as the opening of a file, so that they do not depend on the machine's speed."""
-  if name == 'serve' and moment == 4**7:
+  if name == 'serve' and moment == MOMENTS[-1]:
     pytest.skip('no such event comes while it waits for requests')
   line = (WORKING.get(name) or OUTPUTS[name])[0].format(out='out')
   result = run(module_of(name), *line.split(), cwd=place, signal_at=(signal.SIGINT, moment))

@@ -11,7 +11,7 @@ import textwrap
 import commands
 import pytest
 from fakes import AWKWARD, LAUNCH, ROOT
-from processes import HUNG, wait_until
+from processes import HUNG, QUICK, wait_until
 
 POD = [sys.executable, LAUNCH / 'local_pod.py', '--grace_seconds=5']
 
@@ -23,8 +23,7 @@ def start(tmp_path):
 
   def start_one(*flags: str, command: tuple) -> subprocess.Popen:
     environment = {name: value for name, value in os.environ.items() if not name.startswith('JAX_')}
-    quick = '--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true'
-    environment |= {'XLA_FLAGS': quick, 'JAX_ENABLE_COMPILATION_CACHE': 'false'}
+    environment |= {'XLA_FLAGS': QUICK, 'JAX_ENABLE_COMPILATION_CACHE': 'false'}
     words = [*POD, f'--logs={tmp_path / "logs"}', *flags, '--', *command]
     pipe = subprocess.PIPE
     pods.append(subprocess.Popen(words, cwd=ROOT, env=environment, stdout=pipe, stderr=pipe, text=True))
