@@ -56,6 +56,17 @@ def test_laptop_with_libtpu_joins_nothing(calls, monkeypatch):
   assert calls == []
 
 
+@pytest.mark.parametrize(('devices', 'threads'), [(1, None), (2, '64'), (10, '64')])
+def test_several_simulated_devices_have_threads_to_wait_in_and_one_has_those_of_the_machine(
+  calls, monkeypatch, devices, threads
+):
+  monkeypatch.setenv('XLA_FLAGS', f'--xla_force_host_platform_device_count={devices} --xla_dump_to=there')
+  monkeypatch.setenv('NPROC', '')
+  monkeypatch.delenv('NPROC')
+  distributed.initialize()
+  assert os.environ.get('NPROC') == threads
+
+
 def test_slurm_joins_two_tasks_but_not_one(calls, monkeypatch):
   monkeypatch.setenv('SLURM_STEP_NODELIST', 'n1')
   monkeypatch.setenv('SLURM_NTASKS', '1')

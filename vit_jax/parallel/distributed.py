@@ -9,6 +9,7 @@ import logging
 import math
 import os
 import pathlib
+import re
 import signal
 import threading
 import time
@@ -25,6 +26,7 @@ from vit_jax.parallel import ports
 _HEARTBEAT = 'VIT_JAX_HEARTBEAT_SECONDS'
 _VARIABLES = ('JAX_COORDINATOR_ADDRESS', 'JAX_PROCESS_ID', 'JAX_PROCESS_COUNT')
 _SECONDS_TO_JOIN = 290.0
+_SEVERAL_SIMULATED = re.compile(r'xla_force_host_platform_device_count=(?!1\b)')
 _LOOPBACK = ('localhost', '127.0.0.1', '[::1]')
 
 # After SIGTERM or Ctrl-C the run has this long to reach the end of a step, and then to save and leave.
@@ -42,8 +44,9 @@ def initialize() -> None:
   MPI job of several tasks; for a TPU VM or a TPU pod on GKE. If there is none of these, this is a single process and
   nothing happens; the network is not asked.
   """
-  if 'xla_force_host_platform_device_count' in os.environ.get('XLA_FLAGS', ''):
-    # Simulated CPU devices wait for each other in one thread pool, which by default has one thread per core.
+  if _SEVERAL_SIMULATED.search(os.environ.get('XLA_FLAGS', '')):
+    # Simulated CPU devices wait for each other in one thread pool, which by default has one thread per core. A device
+    # alone waits for none, and takes twice as long with so many threads.
     os.environ.setdefault('NPROC', '64')
   if jax.distributed.is_initialized():
     return
