@@ -12,7 +12,10 @@ from vit_jax.evaluation.base import EVALUATORS
 from vit_jax.foundation import durations
 from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import MODELS
+from vit_jax.models.efficientnet import EfficientNetConfig
+from vit_jax.models.moco import MocoConfig
 from vit_jax.objectives.base import OBJECTIVES
+from vit_jax.objectives.contrastive_views import ContrastiveViewsObjective
 
 FULL = c.Config(
   evaluators={
@@ -97,6 +100,20 @@ def test_a_run_may_be_resumed_with_other_options_that_change_no_result(change, d
   values = c.to_config_dict(FULL)
   values.update_from_flattened_dict(change)
   assert c.differing_options(FULL, c.from_config_dict(values)) == differing
+
+
+@pytest.mark.parametrize(
+  ('config', 'learns_by_parts'),
+  [
+    (c.Config(), False),
+    (c.Config(model=EfficientNetConfig(variant='B0')), True),  # running statistics
+    (c.Config(model=MocoConfig(), objective=ContrastiveViewsObjective(), ema=0.99), True),  # negatives
+  ],
+)
+def test_a_run_that_learns_by_parts_of_a_batch_keeps_their_number(config, learns_by_parts):
+  whole, parts = (dataclasses.replace(config, accumulation=number) for number in (1, 8))
+  assert c.differing_options(config, whole) == []
+  assert c.differing_options(config, parts) == (['accumulation'] if learns_by_parts else [])
 
 
 def test_resumable_options_are_options():

@@ -215,23 +215,30 @@ def test_an_earlier_evaluation_stays(place, tmp_path):
 
 @pytest.fixture(scope='module')
 def trained(place: pathlib.Path) -> pathlib.Path:
-  """A run that says that it was trained on the flat folder."""
+  """A run that says that it was trained on the flat folder, by a relative path."""
   config = c.Config(
     total='4 steps',
     batch_size=6,
     schedule=c.ScheduleConfig(warmup='1 steps'),
     model=ViTConfig(variant='custom', patch=4, width=16, mlp_dim=16, depth=1, heads=2),
-    data=c.DataConfig(source=f'folder:{place / FLAT}', image_size=(8, 8), val_fraction=0.3),
+    data=c.DataConfig(source=f'folder:{FLAT}', image_size=(8, 8), val_fraction=0.3),
     evaluators={'own': c.ClassificationEvaluatorConfig(split='val', crop='central', resize=10)},
   )
-  meta = {'config': c.as_json(config), 'class_names': sorted(CLASSES), 'examples': 12}
+  meta = {
+    'config': c.as_json(config),
+    'class_names': sorted(CLASSES),
+    'examples': 12,
+    'directory': str(place),
+  }
   with Manager(place / 'trained/checkpoints', config.checkpoint) as manager:
     manager.save(3, {'params': formats.read(place / 'model.npz').params}, meta)
   return place / 'trained'
 
 
 @pytest.mark.slow
-def test_only_what_a_run_was_not_trained_on_is_counted_with_or_without_its_folders_name(place, trained):
+def test_only_what_a_run_was_not_trained_on_is_counted_with_or_without_its_folders_name(
+  place, trained, tmp_path
+):
   options = c.DataConfig(val_fraction=0.3)
   held_out = sources.open_source(f'folder:{place / FLAT}', 'val', data=options)
   assert 0 < len(held_out) < 18
@@ -239,6 +246,10 @@ def test_only_what_a_run_was_not_trained_on_is_counted_with_or_without_its_folde
   assert without['images'] == len(held_out)
   assert evaluated(place, '--checkpoint=trained', FLAT) == without | {'data': f'folder:{FLAT} val'}
   assert evaluated(place, '--checkpoint=trained', FLAT, '--split=all')['images'] == 18
+  # Elsewhere, beside another folder of the same name.
+  shutil.copytree(place / FLAT, tmp_path / FLAT)
+  for data, images in (((), len(held_out)), ((str(place / FLAT),), len(held_out)), ((FLAT,), 18)):
+    assert evaluated(tmp_path, f'--checkpoint={trained}', *data)['images'] == images
   by_mode = fork_server.run('vit_jax.main', '--workdir=trained', '--mode=eval', cwd=place)
   assert by_mode.returncode == 0, by_mode.stderr
   of_mode = json.loads((place / 'trained/evaluations/step_3/own.json').read_text())

@@ -101,6 +101,11 @@ def test_value_beyond_the_limits_of_its_option_is_refused(option, value, must):
       )
       for section, option in (('stop', 'metric'), ('checkpoint', 'best'))
     ),
+    (
+      {'init': {'head': 'probe'}, 'objective': {'name': 'classification', 'loss': 'sigmoid'}},
+      "config.init.head is 'probe', a head of probabilities that sum to one, and … gives each class its own; set it to "
+      "'constant', or the loss to 'softmax'.",
+    ),
     *(
       (
         {'init': {'head': 'probe'}, **options},

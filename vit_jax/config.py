@@ -23,7 +23,7 @@ from vit_jax.evaluation.zero_shot import ZeroShotEvaluatorConfig
 from vit_jax.foundation import durations
 from vit_jax.foundation.durations import Duration, DurationOrZero
 from vit_jax.foundation.errors import UserError
-from vit_jax.models.base import MODELS, ModelConfig
+from vit_jax.models.base import MODELS, Architecture, ModelConfig
 from vit_jax.models.capabilities import FlexiblePatches, check_any_shape
 from vit_jax.models.dino import DinoConfig
 from vit_jax.models.efficientnet import EfficientNetConfig
@@ -110,7 +110,8 @@ class Config:
   # Images in a step, over all devices.
   batch_size: BatchSize = 512
   # Number of parts of a batch, computed one after the other to save memory. None for as few as fit (training/auto.py).
-  # A model with running statistics takes them from each part, so that its parts are chosen only here.
+  # A model with running statistics takes them from each part, and a loss that compares examples compares those of one,
+  # so that their parts are chosen only here, and a run keeps them.
   accumulation: Annotated[Count | None, RESUMABLE] = None
   # Model, by model.name: 'vit' (hybrids too), 'mae', 'dino', 'moco', 'two_towers', 'mixer', 'resnet' or 'efficientnet'.
   model: Annotated[ModelConfig, MODELS] = ViTConfig()  # noqa: RUF009 (frozen)
@@ -156,6 +157,10 @@ class Config:
   def batch_parts(self) -> int:
     """Parts of a batch computed one after the other; 1 where that is still open."""
     return self.accumulation or 1
+
+  def learns_by_parts(self, architecture: Architecture) -> bool:
+    """Whether parts of a batch change what is learned: running statistics, and losses that compare examples."""
+    return self.objective.compares_examples or bool(architecture.state_paths())
 
   def metric_names(self, *, best: bool = False) -> list[str]:
     """The metrics that the evaluators give, also of the EMA; with `best` only those by which checkpoints are ranked."""
@@ -223,6 +228,11 @@ class Config:
     if self.init.head == 'probe' and not one_class_each:
       raise UserError(
         f"{path}.init.head is 'probe', which needs images of one class each; set it to 'constant'."
+      )
+    if self.init.head == 'probe' and self.objective.link == 'sigmoid':
+      raise UserError(
+        f"{path}.init.head is 'probe', a head of probabilities that sum to one, and {self.objective.title} gives each "
+        f"class its own; set it to 'constant', or the loss to 'softmax'."
       )
     if self.init.head == 'text' and self.init.checkpoint is None:
       raise UserError(
@@ -318,4 +328,8 @@ def differing_options(old: Config, new: Config) -> list[str]:
     return not resumable.isdisjoint({name, *sections})
 
   names = sorted(before.keys() | after.keys())
-  return [n for n in names if before.get(n) != after.get(n) and not may_change(n)]
+  differing = [n for n in names if before.get(n) != after.get(n) and not may_change(n)]
+  if old.batch_parts != new.batch_parts:
+    architecture = Architecture(new.model, new.data.image_size, new.data.channels, 1)
+    differing += ['accumulation'] if new.learns_by_parts(architecture) else []
+  return differing

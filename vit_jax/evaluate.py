@@ -26,13 +26,13 @@ from vit_jax import cli
 from vit_jax.foundation.errors import UserError
 
 if TYPE_CHECKING:
-  from vit_jax.config import Config
   from vit_jax.data.config import DataConfig
   from vit_jax.data.model_inputs import Inputs
   from vit_jax.data.sources.base import Source
   from vit_jax.evaluation.classification_metrics import Examples
   from vit_jax.evaluation.wrong_images import Wrong
   from vit_jax.loaded_model import LoadedModel
+  from vit_jax.pretrained.runs import Trained
 
 _CHECKPOINT = cli.define_checkpoint()
 _WEIGHTS = cli.define_weights()
@@ -115,38 +115,38 @@ def _asked(arguments: Sequence[str], checkpoint: str) -> _Asked:
   if len(arguments) > 1:
     raise UserError(f'There are {len(arguments)} sources of images ({", ".join(arguments)}); give one.')
   run = runs.trained(formats.located(checkpoint))
-  config = run and run.config
   if not arguments:
-    return _of_run(config, checkpoint)
+    return _of_run(run, checkpoint)
   spec = sources.spec_of(arguments[0])
-  trained = config.data if config else DataConfig()
+  trained = sources.placed(run.config.data, run.directory) if run else DataConfig()
   named = sources.parse(spec, '')[2]
   if named and _SPLIT.value not in (None, named):
     raise UserError(f'{spec} names a split, and --split={_SPLIT.value} another; leave one of them out.')
-  split = _SPLIT.value or named or sources.evaluated(spec, recipes.held_out(spec), trained)
-  return _Asked(spec, split, DataConfig(val_fraction=trained.val_fraction, fold=trained.fold))
+  split, data = sources.evaluated(spec, recipes.held_out(spec), DataConfig(), trained)
+  return _Asked(spec, _SPLIT.value or named or split, data)
 
 
-def _of_run(config: 'Config | None', checkpoint: str) -> _Asked:
+def _of_run(run: 'Trained | None', checkpoint: str) -> _Asked:
   """The data of the first evaluator of a run that measures accuracy."""
   from vit_jax.data import sources
   from vit_jax.evaluation.base import EVALUATORS
 
-  if config is None:
+  if run is None:
     raise cli.missing_arguments(
       'Name the images behind the flags, a folder or a source, since the checkpoint is no run that has its own'
     )
-  if config.data.max_labels:
+  trained = sources.placed(run.config.data, run.directory)
+  if trained.max_labels:
     raise UserError(
       f'{checkpoint} was trained on lists of classes, and one class an image is counted here; evaluate it by '
       'vit_jax train --mode=eval.'
     )
-  for name, evaluator in config.evaluators.items():
+  for name, evaluator in run.config.evaluators.items():
     if EVALUATORS.name_of(type(evaluator)) == 'classification':
-      spec = evaluator.source or sources.without_split(config.data.source)
-      split = _SPLIT.value or sources.evaluated(spec, evaluator.split, config.data)
+      spec = evaluator.source or sources.without_split(trained.source)
+      split, data = sources.evaluated(spec, evaluator.split, trained, trained)
       print(f"The data is that of the run's own evaluator {name!r}.")
-      return _Asked(spec, split, config.data)
+      return _Asked(spec, _SPLIT.value or split, data)
   raise UserError(f'{checkpoint} has no evaluator of its classes; name the images to evaluate.')
 
 

@@ -38,6 +38,41 @@ def test_each_image_is_held_out_once_and_classes_are_divided_evenly(kind, tmp_pa
   assert np.ptp(counts, axis=0).max() <= 1 and np.ptp(np.sum(counts, axis=1)) <= 1
 
 
+@pytest.mark.parametrize('kind', ['folder', 'digits', 'train and test'])
+@pytest.mark.parametrize(
+  ('train', 'val'),
+  [
+    ('train[:90%]', 'val'),
+    ('train', 'val[:50%]'),
+    ('train[:50%]', 'train[50%:]'),
+    ('train[5:]', 'val+train[:5]'),
+  ],
+)
+def test_parts_of_a_fold_are_parts_of_its_train_and_its_val(kind, train, val, tmp_path):
+  counts = {'ant': 11, 'bee': 23, 'cat': 4}
+  counts = (
+    {f'train/{name}': count for name, count in counts.items()} | {'test/ant': 2} if ' ' in kind else counts
+  )
+  spec = photos(tmp_path, counts) if kind != 'digits' else kind
+  data = DataConfig(source=spec, fold='2/5')
+  whole = {split: set(names(open_source(spec, split, data=data))) for split in ('train', 'val')}
+  parts = [set(names(open_source(spec, split, data=data))) for split in (train, val)]
+  assert parts[0] and parts[1] and not parts[0] & parts[1]
+  assert parts[0] <= whole['train'] and parts[1] <= (whole['val'] | whole['train'])
+  if 'train' not in val:
+    assert parts[1] <= whole['val'] and (val != 'val' or parts[1] == whole['val'])
+  if kind != 'digits':  # whose splits have one name each
+    words = {'train': 'Training', 'val': 'validation'}
+    for split, word in words.items():
+      assert set(names(open_source(spec, word, data=data))) == whole[split]
+  if ' ' in kind:
+    assert len(open_source(spec, 'test', data=data)) == 2
+    with pytest.raises(
+      UserError, match=r"train by config\.data\.fold 2/5 has no split 'test'; it has train, val"
+    ):
+      open_source(spec, 'train+test', data=data)
+
+
 def test_a_fold_of_lists_of_classes_divides_the_images():
   labels = np.array([[0, 1], [2, -1], [-1, -1], [1, -1], [0, 2]])
   held = [folds.chosen(labels, 'val', f'{number}/2') for number in (1, 2)]

@@ -38,7 +38,7 @@ def encoded(kind, seed):
 def labelled(source, workdir):
   """Writes the data set of all images of a source, with the classes 0, 1, 0, 1 …; its records by their image."""
   classes = (np.arange(len(source), dtype=np.int32) % 2)[:, None]
-  predictions = Predictions(classes, np.ones((len(source), 1), np.float32))
+  predictions = Predictions(classes, np.full((len(source), 1), 0.35, np.float32))
   samples.prepare(source, predictions, CHOICE, ('a', 'b'), workdir)
   data = DataConfig(max_labels=1, label_weights=True)
   records = open_source(f'tfds:{workdir}/{samples.DATA_SET}', 'train', data=data)
@@ -65,7 +65,9 @@ def test_every_image_that_teachers_read_becomes_a_record(tmp_path, endings):
   by_pixels = {pixels(record.image).tobytes(): record for record in found}
   for number, kind in enumerate(kinds):
     record = by_pixels[pixels(contents[kind]).tobytes()]
-    assert record.label.tolist() == [number % 2]
+    assert record.label.tolist() == [number % 2] and record.weights.tolist() == [
+      1.0
+    ]  # hard, by a sigmoid too
     assert (record.image == contents[kind]) == (kind in AS_THEY_ARE), kind
 
 

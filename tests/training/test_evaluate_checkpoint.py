@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 
 import numpy as np
 import pytest
@@ -120,5 +121,20 @@ def test_a_part_is_held_out_only_of_the_folder_that_was_trained_on(
 ):
   monkeypatch.chdir(held_out.parent)
   (held_out.parent / 'val').mkdir()  # which makes '.' a folder with splits
-  assert sources.evaluated(spec, 'val', c.DataConfig(source=trained)) == split
-  assert sources.evaluated(spec, 'val', c.DataConfig(mixture=(('digits', 1.0), (trained, 1.0)))) == split
+  asked = c.DataConfig(fold='1/5', val_fraction=0.3, image_size=(8, 8))  # now, on the command line
+  for mixture in ((), (('digits', 1.0), (trained, 1.0))):
+    options = c.DataConfig(source=trained, mixture=mixture, fold='2/5', val_fraction=0.2)
+    known = spec in ('folder:held_out', 'digits') and split == 'val' and (mixture or spec != 'digits')
+    opened = dataclasses.replace(asked, fold='2/5' if known else None, val_fraction=0.2 if known else 0.3)
+    assert sources.evaluated(spec, 'val', asked, options) == (split, opened)
+
+
+def test_places_of_a_run_are_where_it_was_started(tmp_path):
+  data = c.DataConfig(source='folder:flat:train[:50%]', mixture=(('tfds:./own', 1.0), ('folder:/a', 2.0)))
+  placed = sources.placed(data, str(tmp_path))
+  assert placed.source == f'folder:{tmp_path}/flat:train[:50%]'
+  assert placed.mixture == ((f'tfds:{tmp_path}/own', 1.0), ('folder:/a', 2.0))
+  for source in ('digits', 'tfds:cifar10', 'tfds:a/b:train[:50%]', 'vtab:dtd', 'folder:~/photos'):
+    expected = source.replace('~', os.path.expanduser('~'))
+    assert sources.placed(c.DataConfig(source=source), str(tmp_path)).source == expected
+  assert sources.placed(data, None) == data  # of an early version

@@ -65,6 +65,24 @@ def test_training_data_of_another_size_is_not_taken_for_that_of_the_run(workdir,
   assert 'has 200 images' in caplog.text
 
 
+@pytest.mark.parametrize('batch_size', [8, 32])
+def test_takeover_with_batches_of_another_size_is_told_what_it_has_seen(tmp_path, caplog, batch_size):
+  """3.2 epochs of 10 images; by batches of 32, a run of five would be at its end."""
+  data = dataclasses.replace(CONFIG.data, max_per_class=1)
+  few = dataclasses.replace(CONFIG, data=data, batch_size=16, total='3.2 epochs')
+  loop.train(few, tmp_path / 'run')
+  other = dataclasses.replace(few, total='5 epochs', batch_size=batch_size)
+  if batch_size == 8:
+    loop.train(other, tmp_path / 'run', takeover=True)
+    said = 'A batch has 8 images, and 16 before: the 2 steps until here count as 1.6 epochs of the schedule, and were'
+    assert f'{said} 3.2.' in caplog.text
+  else:
+    with pytest.raises(
+      UserError, match=r"count as 6.4 epochs .*, and were 3.2, so that none of '5 epochs' is left"
+    ):
+      loop.train(other, tmp_path / 'run', takeover=True)
+
+
 @pytest.fixture
 def folder(tmp_path):
   """(its config, a folder with 8 images to train on and 4 to evaluate on)."""

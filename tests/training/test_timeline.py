@@ -26,3 +26,18 @@ def test_events_are_at_the_step_nearest_to_each_multiple(every, steps):
 def test_events_more_frequent_than_steps_are_at_every_step(every):
   timeline = Timeline.of('3 epochs', batch_size=4, examples=10)
   assert all(timeline.occurs(every, step) for step in range(1, timeline.total + 1))
+
+
+def test_durations_that_meet_do_so_in_the_same_step():
+  """5 epochs of 410 images in batches of 100 are 20.5 steps, and 15 are 61.5, which floats put on either side."""
+  timeline = Timeline.of('20 epochs', batch_size=100, examples=410)
+  for epoch in range(1, 21):
+    step = (2 * epoch * 410 + 100) // 200  # half a step is one, in whole numbers
+    assert timeline.steps(f'{epoch} epochs') == step == timeline.steps(f'{epoch * 410} examples')
+    for every in (1, 5):
+      assert timeline.occurs(f'{every} epochs', step) == (epoch % every == 0)
+  tenths = Timeline.of('30 epochs', batch_size=96, examples=8144)
+  saved = [step for step in range(1, tenths.total + 1) if tenths.occurs('1 epochs', step)]
+  assert len(saved) == 30 and all(tenths.occurs('0.1 epochs', step) for step in saved)
+  percent = Timeline.of('57 steps', batch_size=1, examples=1)
+  assert percent.steps('50%') == 29 and percent.steps('1e2%') == 57

@@ -11,6 +11,7 @@ import hashlib
 import logging
 import os
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 import jax
@@ -42,7 +43,7 @@ class Manager:
     directory: str | os.PathLike[str],
     checkpoint: CheckpointConfig,
     *,
-    keep_every_steps: float | None = None,
+    keep_every_steps: Fraction | int | None = None,
     lower_is_better: bool = False,
     read_only: bool = False,
     before_commit: Callable[[], None] = lambda: None,

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from fractions import Fraction
 from types import SimpleNamespace
 from typing import Any
 
@@ -58,7 +59,7 @@ class Spaced(checkpoint_managers.PreservationPolicy):
   Orbax's own EveryNSteps keeps multiples only, and nothing where the interval is none of `checkpoint.every`.
   """
 
-  def __init__(self, interval: float):
+  def __init__(self, interval: Fraction | int):
     self._interval = interval  # in steps; an epoch may be 781.25
 
   def should_preserve(self, checkpoints: Any, *, context: Any) -> list[bool]:
@@ -66,7 +67,7 @@ class Spaced(checkpoint_managers.PreservationPolicy):
     number = 0  # of the interval that the last step was in; in the first one, from step 0, none is kept
     kept = []
     for checkpoint in checkpoints:
-      before, number = number, math.floor((checkpoint.step + 0.5) / self._interval)
+      before, number = number, (checkpoint.step + Fraction(1, 2)) // self._interval
       kept.append(number > before)
     return kept
 
@@ -78,7 +79,7 @@ class Retention:
     self,
     checkpoint: CheckpointConfig,
     *,
-    keep_every_steps: float | None = None,
+    keep_every_steps: Fraction | int | None = None,
     lower_is_better: bool = False,
   ):
     """The first step from each multiple of `keep_every_steps` on is kept for good; `lower_is_better` is of the best."""

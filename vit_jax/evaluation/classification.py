@@ -86,7 +86,7 @@ class ClassificationEvaluator(Evaluator):
     if options.patch:
       _check_patch(context.model, options.patch, context.data, f'config.evaluators.{name}.patch')
     data, names, trained = context.data, context.class_names or None, context.trained or context.data
-    split = sources.evaluated(source, options.split, trained)
+    split, data = sources.evaluated(source, options.split, data, trained)
     if records is None:
       records = sources.open_source(source, split, data=data, class_names=names)
     base.check_classes(records.class_names, name, source)

@@ -163,6 +163,7 @@ class FewShotEvaluator(Evaluator):
     # The probe's classes are its own; those of the training data are chosen only where it is the same data.
     chosen_classes = () if options.source else context.data.classes
     data = dataclasses.replace(context.data, max_labels=None, label_weights=False, classes=chosen_classes)
+    _, data = sources.evaluated(source, options.split, data, context.trained or context.data)
     try:
       train = sources.open_source(source, options.train_split, data=data)
     except ListsOfClassesError as error:

@@ -64,8 +64,8 @@ class RetrievalEvaluator(Evaluator):
         f'config.evaluators.{name} is of type retrieval, and {context.objective.title} has no texts; its type must '
         "be 'classification' or 'fewshot'."
       )
-    split = sources.evaluated(source, options.split, context.trained or context.data)
-    records = sources.open_source(source, split, data=context.data)
+    split, data = sources.evaluated(source, options.split, context.data, context.trained or context.data)
+    records = sources.open_source(source, split, data=data)
 
     def read(index: int) -> list[str]:
       record = records[index]

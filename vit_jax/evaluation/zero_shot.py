@@ -52,8 +52,8 @@ class ZeroShotEvaluator(ClassificationEvaluator):
         f'config.evaluators.{name} is of type zero_shot, and {context.objective.title} has no texts; its type must '
         "be 'classification' or 'fewshot'."
       )
-    split = sources.evaluated(source, options.split, context.trained or data)
-    records = sources.open_source(source, split, data=data)
+    split, opened = sources.evaluated(source, options.split, data, context.trained or data)
+    records = sources.open_source(source, split, data=opened)
     names = records.class_names
     check_classes(names, name, source)
     prompts = options.prompts or [each for each in texts.prompts if captions.CAPTION not in each]

@@ -58,7 +58,7 @@ class SelfDistillationObjective(Headless):
   temperature: Positive = 0.07
   # Share of the run in which the teacher's temperature rises.
   temperature_warmup: Share = 0.3
-  # Share of the run, at its beginning, in which prototypes keep their initial value.
+  # Share of the run, at its beginning, in which prototypes keep their initial directions.
   held_prototypes: Share = 0.01
   # Weight of iBOT's loss, of the masked patches beside the teacher's. 0 to mask none.
   patch_weight: NotNegative = 1.0

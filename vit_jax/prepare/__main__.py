@@ -189,7 +189,7 @@ def _selection(named: NamedSet | None) -> 'Selection':
     num_classes=named.num_classes if named else None,
     limit=_LIMIT.value,
     classes=None if classes is None else frozenset(map(class_name, classes)),
-    class_names=read_lines(_CLASS_NAMES.value, 'class_names'),
+    class_names=read_lines(_CLASS_NAMES.value, 'class_names', numbered=True),
     any_address=_ANY_ADDRESS.value,
   )
 

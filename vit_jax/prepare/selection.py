@@ -49,15 +49,23 @@ class Selection:
 EVERYTHING = Selection()
 
 
-def read_lines(path: str | None, flag: str) -> tuple[str, ...] | None:
-  """The lines of a file that a flag names, stripped, or None without one; UserError: it cannot be read, or is empty."""
+def read_lines(path: str | None, flag: str, *, numbered: bool = False) -> tuple[str, ...] | None:
+  """The lines of a file that a flag names, stripped and without empty ones; None without a file.
+
+  UserError: it cannot be read, or is empty; or lines stand for their numbers, and one before the last is empty.
+  """
   if path is None:
     return None
   try:
     lines = foreign_files.read_text(pathlib.Path(path).expanduser()).splitlines()
   except (OSError, UnicodeDecodeError) as error:
     raise UserError(f'--{flag}={path} cannot be read ({error}); give a text file.') from error
-  found = tuple(line.strip() for line in lines if line.strip())
+  stripped = [line.strip() for line in lines]
+  found = tuple(filter(None, stripped))
+  if numbered and found and '' in (named := stripped[: len(stripped) - stripped[::-1].index(found[-1])]):
+    raise UserError(
+      f'--{flag}={path} has no name in line {named.index("") + 1}; write a class a line, by its number.'
+    )
   if not found:
     raise UserError(f'--{flag}={path} has no lines; write a class a line.')
   return found

@@ -149,6 +149,7 @@ class Trained(NamedTuple):
   examples: int  # images of the training data
   weights: Weights  # which of its parameters are read
   evaluated: Mapping[str, int]  # evaluator -> its images; {}: an early version did not store them
+  directory: str | None = None  # where the config's relative places begin; None: likewise
 
 
 def trained(path: pathlib.Path, weights: Weights | None = None) -> Trained | None:
@@ -159,7 +160,8 @@ def trained(path: pathlib.Path, weights: Weights | None = None) -> Trained | Non
   if not meta['examples']:
     return None
   config = _Stored(meta).config
-  return Trained(config, step, meta['examples'], weights or _reported(config), meta.get('evaluated', {}))
+  evaluated, directory = meta.get('evaluated', {}), meta.get('directory')
+  return Trained(config, step, meta['examples'], weights or _reported(config), evaluated, directory)
 
 
 class _Stored:

@@ -101,10 +101,10 @@ def _write(
 
 
 def _label(predictions: Predictions, number: int, top: int) -> tuple[list[int], list[float]]:
-  """The most probable classes of an image and their probabilities; those that round to nothing are left out."""
+  """An image's most probable classes and their probabilities, but those that round to nothing; 1 of `top` 1."""
   weights = [round(float(weight), 6) for weight in predictions.probabilities[number, :top]]
   kept = sum(weight > 0 for weight in weights) or 1
-  return predictions.classes[number, :kept].tolist(), weights[:kept]
+  return predictions.classes[number, :kept].tolist(), [1.0] if top == 1 else weights[:kept]
 
 
 def _encoded(image: bytes | np.ndarray, name: str) -> tuple[bytes, str]:

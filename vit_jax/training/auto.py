@@ -148,7 +148,7 @@ def _keeps_busy(
 def _parts(config: Config, architecture: Architecture, devices: Sequence[Any]) -> Iterator[int]:
   """The numbers of parts that a batch may have, the fewest first."""
   yield config.batch_parts
-  if config.accumulation is None and not (architecture.state_paths() or config.objective.compares_examples):
+  if config.accumulation is None and not config.learns_by_parts(architecture):
     parts, images = 2, config.batch_size // (len(devices) // max(config.mesh.tensor, 1))
     # No image is left of a batch smaller than the devices, which `check_batch_divides` refuses later.
     while images and images % parts == 0:

@@ -9,6 +9,8 @@ from typing import Any
 from vit_jax import config as config_lib
 from vit_jax.checkpoint.manager import Manager
 from vit_jax.config import Config
+from vit_jax.data import sources
+from vit_jax.data.config import DataConfig
 from vit_jax.foundation.errors import UserError
 from vit_jax.training import agreement, preprocessing
 from vit_jax.training.console import Console
@@ -31,7 +33,7 @@ def evaluate_newest(config: Config, place: Workdir | str | os.PathLike[str]) -> 
   with open_workdir(place, read_only=True) as workdir:
     config = preprocessing.resolved(config, workdir.folder)
     step, run, state, trained = _newest(config, workdir.checkpoints)
-    evaluators = run.open_evaluators(trained.data)
+    evaluators = run.open_evaluators(trained)
     agreement.check(run, evaluators)
     screen.evaluators(evaluators)
     report = _new_folder(workdir.folder, step)
@@ -42,8 +44,8 @@ def evaluate_newest(config: Config, place: Workdir | str | os.PathLike[str]) -> 
   return scores
 
 
-def _newest(config: Config, checkpoints: str) -> tuple[int, Run, TrainState, Config]:
-  """The step of the newest sound checkpoint, its run, its state with the model and the EMA, and its own config."""
+def _newest(config: Config, checkpoints: str) -> tuple[int, Run, TrainState, DataConfig]:
+  """The newest sound checkpoint's step, run, state with the model and the EMA, and what it was trained on."""
   runs: list[Run] = []
 
   def wanted(meta: dict[str, Any]) -> dict[str, Any]:
@@ -58,9 +60,10 @@ def _newest(config: Config, checkpoints: str) -> tuple[int, Run, TrainState, Con
   if newest is None:
     raise UserError(f'There is no checkpoint in {checkpoints}; train first, or check --workdir.')
   step, items, meta = newest
-  trained, run = config_lib.from_config_dict(meta['config']), runs[-1]
+  data, run = config_lib.from_config_dict(meta['config']).data, runs[-1]
   base = read_base(run, meta.get('base'))[0] if config.adapter.rank else {}
-  return step, run, run.program.whole(run.program.state._replace(**items), base), trained
+  state = run.program.whole(run.program.state._replace(**items), base)
+  return step, run, state, sources.placed(data, meta.get('directory'))
 
 
 def _new_folder(workdir: pathlib.Path, step: int) -> pathlib.Path:

@@ -42,7 +42,7 @@ class OptimizerConfig:
   # (arXiv 1804.04235, little memory: see `adafactor_scaling`), 'schedule_free' (arXiv 2405.15682, AdamW whose
   # parameters are averaged, in the place of a decay of the rate: schedule.decay=constant), or a scaling of optax,
   # that is `optax.scale_by_NAME`: 'adadelta', 'adamax', 'adan', 'amsgrad', 'belief', 'factored_rms', 'lion',
-  # 'novograd', 'optimistic_gradient', 'radam', 'rms', 'rss', 'sign', 'sm3', 'stddev', 'yogi'.
+  # 'optimistic_gradient', 'radam', 'rms', 'rss', 'sign', 'sm3', 'stddev', 'yogi'.
   name: str = 'adam'
   # Decay of the first moment, where the optimizer has that argument; of 'schedule_free' the share of the average where
   # gradients are taken. None for optax's default.
@@ -101,11 +101,12 @@ class OptimizerConfig:
     return dataclasses.replace(self, **{name: defaults[name] for name in unset})
 
 
-# What optax has as `scale_by_NAME` and is no optimizer by itself: name -> why.
-_NOT_ALONE = {
+# What optax has as `scale_by_NAME` and is no optimizer here: name -> why.
+_NOT_HERE = {
   'distance_over_gradients': 'it sets the learning rate itself, which the schedule does here',
   'lbfgs': 'it needs a line search over the loss of all images',
   'learning_rate': 'the schedule has it',
+  'novograd': 'it needs the norms of layers, which a stack of blocks has as one',
   'schedule': 'the schedule has it',
 }
 
@@ -196,8 +197,8 @@ def _check_needs_gradients_only(optimizer: str, transformation: optax.GradientTr
 
 def _optax_function(name: str) -> Callable[..., optax.GradientTransformation]:
   """`optax.scale_by_NAME`; UserError where optax has none."""
-  if name in _NOT_ALONE:
-    raise UserError(f'{name!r} is no optimizer by itself: {_NOT_ALONE[name]}; choose another one')
+  if name in _NOT_HERE:
+    raise UserError(f'{name!r} is no optimizer here: {_NOT_HERE[name]}; choose another one')
   found = getattr(optax, f'scale_by_{name}', None)
   if found is not None:
     return found
@@ -214,7 +215,7 @@ def _optax_function(name: str) -> Callable[..., optax.GradientTransformation]:
 def _is_optimizer(function: str) -> bool:
   """Whether a function of optax is a `scale_by_NAME` that needs no more than gradients."""
   name = function.removeprefix('scale_by_')
-  if name == function or name in _NOT_ALONE:
+  if name == function or name in _NOT_HERE:
     return False
   with contextlib.suppress(UserError):
     return bool(scaling(OptimizerConfig(name)))

@@ -15,7 +15,7 @@ from vit_jax.checkpoint.config import CheckpointConfig
 from vit_jax.checkpoint.manager import Manager
 from vit_jax.config import Config
 from vit_jax.data.sources import Source
-from vit_jax.foundation import files, foreign_files
+from vit_jax.foundation import durations, files, foreign_files
 from vit_jax.foundation.errors import UserError
 from vit_jax.training.run import Run
 from vit_jax.training.state import TrainState
@@ -163,7 +163,7 @@ def restore(
   """The state of the newest sound checkpoint and what it says of its run; (None, {}) where there is none.
 
   Raises UserError where the training data has another number of images than before, unless `takeover` and there are
-  steps to come.
+  steps to come; and where batches of another size leave none, although images are left.
   """
 
   def wanted(meta: dict[str, Any]) -> dict[str, Any]:
@@ -171,7 +171,30 @@ def restore(
     return run.program.state.items()
 
   newest = manager.restore_newest(wanted)
-  return (None, {}) if newest is None else (TrainState.from_items(newest[1]), newest[2])
+  if newest is None:
+    return None, {}
+  step, items, meta = newest
+  _check_batches(step, config_lib.from_config_dict(meta['config']).batch_size, run)
+  return TrainState.from_items(items), meta
+
+
+def _check_batches(step: int, before: int, run: Run) -> None:
+  """Warns where batches had another number of images than now; UserError where no step is left, but images are."""
+  timeline = run.timeline
+  if before == timeline.batch_size:
+    return
+  seen, counted = (step * images / timeline.examples for images in (before, timeline.batch_size))
+  text = (
+    f'A batch has {timeline.batch_size} images, and {before} before: the {step:,} steps until here count as '
+    f'{counted:.4g} epochs of the schedule, and were {seen:.4g}'
+  )
+  in_images = durations.parse(run.config.total)[1] != 'step'
+  if in_images and step >= timeline.total > 0 and seen < timeline.epochs:
+    raise UserError(
+      f'{text}, so that none of {run.config.total!r} is left; give config.total in steps, or begin a new --workdir '
+      f'with config.init.checkpoint.'
+    )
+  _log.warning('%s.', text)
 
 
 def _check_images(images_there: int | None, run: Run, *, takeover: bool) -> None:
@@ -226,10 +249,14 @@ def changed_evaluators_text(meta: Mapping[str, Any], now: Mapping[str, int]) -> 
 
 
 def checkpoint_meta(run: Run, evaluated: Mapping[str, int]) -> dict[str, object]:
-  """What a checkpoint says of its run, with the images of each evaluator, beside the arrays and `data_versions`."""
+  """What a checkpoint says of its run, with the images of each evaluator, beside the arrays and `data_versions`.
+
+  `directory` is where the config's relative places begin.
+  """
   return {
     'config': config_lib.as_json(run.asked),
     'class_names': list(run.dataset.class_names),
     'examples': run.dataset.examples,
     'evaluated': dict(evaluated),
+    'directory': os.getcwd(),
   }

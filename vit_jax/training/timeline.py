@@ -1,6 +1,7 @@
 """The length of a run in steps, and its durations in steps."""
 
 import dataclasses
+from fractions import Fraction
 
 from vit_jax.foundation import durations
 from vit_jax.foundation.errors import UserError
@@ -39,9 +40,9 @@ class Timeline:
     """Steps of a duration, to the nearest; '%' is of the whole run."""
     return durations.nearest(self._exact(duration))
 
-  def interval(self, every: str) -> float:
+  def interval(self, every: str) -> Fraction:
     """Steps between two events that occur `every` so often: at least one, and perhaps no whole number."""
-    return max(1.0, self._exact(every))
+    return max(Fraction(1), self._exact(every))
 
   def period(self, every: str) -> int:
     """Whole steps between two such events, to the nearest."""
@@ -50,8 +51,8 @@ class Timeline:
   def occurs(self, every: str, step: int) -> bool:
     """Whether an event falls on a step: the one nearest to a multiple of `every`, which may be no whole steps."""
     interval = self.interval(every)
-    multiple = max(1, round(step / interval))
+    multiple = max(1, durations.nearest(step / interval))
     return durations.nearest(multiple * interval) == step
 
-  def _exact(self, duration: str) -> float:
+  def _exact(self, duration: str) -> Fraction:
     return durations.steps(duration, batch_size=self.batch_size, examples=self.examples, total=self.total)

@@ -7,16 +7,19 @@ A split is written as TFDS writes it: 'train', 'train[:90%]', 'train[100:]', 'tr
 last colon is the split if it looks like one, unless the whole is an existing directory.
 """
 
+import dataclasses
 import difflib
 import glob
 import os
 import re
 from collections.abc import Collection, Sequence
 
+import numpy as np
+
 from vit_jax.data import folds
 from vit_jax.data.config import DataConfig
 from vit_jax.data.sources import subset
-from vit_jax.data.sources.base import SOURCES, SPLITS, Source
+from vit_jax.data.sources.base import SOURCES, SPLITS, Source, select, split_names
 from vit_jax.data.sources.cached import Cached
 from vit_jax.data.sources.mixture import Mixture
 from vit_jax.data.sources.tfds_files import INFO
@@ -88,7 +91,8 @@ def open_source(
 def _opened(spec: str, split: str, data: DataConfig, class_names: Sequence[str] | None = None) -> Source:
   """All records of one source, kept in memory if `data.cache` says so; raises as `open_source`."""
   kind, place, split = parse(spec, split)
-  if data.fold is not None and split in folds.SPLITS:
+  split = SOURCES[kind].usual(split)
+  if data.fold is not None and split_names(split) & set(folds.SPLITS):
     source = _folded(kind, place, split, data.fold, data, class_names)
   else:
     source = SOURCES[kind].open(place, split, data=data, class_names=class_names)
@@ -98,7 +102,10 @@ def _opened(spec: str, split: str, data: DataConfig, class_names: Sequence[str] 
 def _folded(
   kind: str, place: str, split: str, fold: str, data: DataConfig, class_names: Sequence[str] | None
 ) -> Source:
-  """The 'train' or 'val' of a fold: of all images where a place has no splits, otherwise of those of its 'train'."""
+  """The 'train' and 'val' of a fold, or parts of them, such as 'train[:90%]' and 'train+val'.
+
+  They are of all images where a place has no splits, otherwise of those of its 'train'.
+  """
   holds_out, where = SOURCES[kind].holds_out(place), title(f'{kind}:{place}' if place else kind, 'train')
   if not holds_out and 'val' in SOURCES[kind].splits(place):
     raise UserError(
@@ -106,11 +113,15 @@ def _folded(
       f'folders of all classes into one folder without train and val.'
     )
   whole = SOURCES[kind].open(place, 'all' if holds_out else 'train', data=data, class_names=class_names)
-  chosen = folds.chosen(whole.labels(), split, fold)
-  if not chosen.any():
+  numbers = {name: np.flatnonzero(folds.chosen(whole.labels(), name, fold)) for name in folds.SPLITS}
+  if not len(numbers.get(split, whole)):
     raise UserError(
       f"{where} has {len(whole)} images, none of which is in '{split}' of config.data.fold {fold}."
     )
+  sizes = {name: len(images) for name, images in numbers.items()}
+  chosen = np.zeros(len(whole), bool)
+  for name, first, last in select(split, sizes, f'{where} by config.data.fold {fold}'):
+    chosen[numbers[name][first:last]] = True
   return subset.Subset(whole, chosen)
 
 
@@ -120,19 +131,35 @@ def title(spec: str, split: str) -> str:
   return f'{kind}:{place} {split}' if place else f'{kind} {split}'
 
 
-def evaluated(spec: str, split: str, trained: DataConfig) -> str:
-  """The split that an evaluation of `spec` counts: the one it names, or the one that is asked for.
+def evaluated(spec: str, split: str, data: DataConfig, trained: DataConfig) -> tuple[str, DataConfig]:
+  """The split that an evaluation of `spec` counts, and the options of the data by which it is opened.
 
-  Where a source itself holds out a part of the images, that is so of what was `trained` on only: of another place it
-  is 'all'.
+  What a training holds out, a fold or a part of a folder, is held out of what was `trained` on, as it was then. Another
+  place has no fold; where it has no split to evaluate either, and `spec` names none, all its images are counted.
   """
   kind, place, named = parse(spec, '')
   source = SOURCES[kind]
-  if named or not source.holds_out(place):
-    return split
   places = [parse(each, '')[:2] for each, _ in trained.mixture or [(trained.source, 1)]]
-  known = any(kind == other and source.same_place(place, where) for other, where in places)
-  return split if known else 'all'
+  if any(kind == other and source.same_place(place, where) for other, where in places):
+    return split, dataclasses.replace(data, fold=trained.fold, val_fraction=trained.val_fraction)
+  all_of_it = source.holds_out(place) and not named
+  return 'all' if all_of_it else split, dataclasses.replace(data, fold=None)
+
+
+def placed(data: DataConfig, directory: str | None) -> DataConfig:
+  """Options whose relative places were written in a directory, with absolute ones; None: it is not known."""
+  if directory is None:
+    return data
+
+  def absolute(spec: str) -> str:
+    kind, place, split = parse(spec, '')
+    if kind != 'folder' and not place.startswith('.'):
+      return spec
+    place = os.path.normpath(os.path.join(directory, os.path.expanduser(place)))
+    return ':'.join(part for part in (kind, place, split) if part)
+
+  mixture = tuple((absolute(spec), weight) for spec, weight in data.mixture)
+  return dataclasses.replace(data, source=absolute(data.source), mixture=mixture)
 
 
 def spec_of(name: str) -> str:

@@ -4,6 +4,7 @@ A new kind of source is one file with a subclass of `NamedSource`, and one line 
 """
 
 import abc
+import os
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import ClassVar, NamedTuple, Self
@@ -133,8 +134,13 @@ class NamedSource(Source):
 
   @classmethod
   def same_place(cls, one: str, other: str) -> bool:
-    """Whether two places are the same data."""
-    return one == other
+    """Whether two places, names or paths, are the same data."""
+    return os.path.realpath(os.path.expanduser(one)) == os.path.realpath(os.path.expanduser(other))
+
+  @classmethod
+  def usual(cls, split: str) -> str:
+    """A split with the names that `splits` has, where a source knows other words for them."""
+    return split
 
 
 SOURCES: Registry[NamedSource] = Registry(
@@ -184,10 +190,14 @@ def _evaluate(split: str, sizes: Mapping[str, int], where: str) -> list[tuple[st
   return [(p.splitname, p.from_ or 0, sizes[p.splitname] if p.to is None else p.to) for p in parts]
 
 
+def split_names(split: str) -> set[str]:
+  """The splits of which 'train[:90%]+test' takes parts."""
+  return {re.split(r'\[', part)[0].strip() for part in split.split('+')}
+
+
 def check_split(split: str, splits: Collection[str], where: str) -> None:
   """Raises UserError, listing the splits that there are, if `split` names another one."""
-  names = [re.split(r'\[', part)[0].strip() for part in split.split('+')]
-  for name in names:
+  for name in sorted(split_names(split)):
     if name not in splits and name != 'all':
       part = f", of which a part is written as '{next(iter(sorted(splits)))}[90%:]'" if splits else ''
       raise UserError(f'{where} has no split {name!r}; it has {", ".join(sorted(splits)) or "none"}{part}.')

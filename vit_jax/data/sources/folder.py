@@ -76,7 +76,7 @@ class FolderSource(NamedSource):
       )
     self._root = pathlib.Path(root).expanduser()
     _check_readable(self._root)
-    split = re.sub(r'[A-Za-z]\w*', lambda name: folder_layout.split_named(name[0]) or name[0], split)
+    split = self.usual(split)
     self._listing, parts, train_classes = _splits(self._root, split, val_fraction)
     if class_names is None:
       self._check_layout(parts, train_classes)
@@ -122,8 +122,8 @@ class FolderSource(NamedSource):
     return root.is_dir() and not folder_layout.splits_among(folders_in(root), root)
 
   @classmethod
-  def same_place(cls, one: str, other: str) -> bool:
-    return os.path.realpath(os.path.expanduser(one)) == os.path.realpath(os.path.expanduser(other))
+  def usual(cls, split: str) -> str:
+    return re.sub(r'[A-Za-z]\w*', lambda name: folder_layout.split_named(name[0]) or name[0], split)
 
   def __len__(self) -> int:
     return len(self._numbers)
