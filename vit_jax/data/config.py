@@ -120,8 +120,8 @@ class DataConfig:
   # Share of the images held out as 'val', in a folder without train/ and val/.
   val_fraction: Annotated[float, Between(TINY, 1 - TINY)] = 0.1
   # Fold of cross-validation, such as '2/5': 'val' is the second of five parts with the same classes, and 'train' the
-  # other four, of the images of a folder without train/ and val/, or of another source's 'train'. None to hold out
-  # val_fraction.
+  # other four, of the images of a folder without train/ and val/, or of another source's 'train'; 'train[:90%]' is a
+  # part of these four. None to hold out val_fraction.
   fold: Annotated[str, folds.parse] | None = None
   # Action at a training image that cannot be decoded: 'stop', or 'replace' it by the image in its row of the next step.
   # Replaced images are counted as data/bad_images and listed in report/bad_images.jsonl.
