@@ -61,7 +61,6 @@ def test_several_simulated_devices_have_threads_to_wait_in_and_one_has_those_of_
   calls, monkeypatch, devices, threads
 ):
   monkeypatch.setenv('XLA_FLAGS', f'--xla_force_host_platform_device_count={devices} --xla_dump_to=there')
-  monkeypatch.setenv('NPROC', '')
   monkeypatch.delenv('NPROC')
   distributed.initialize()
   assert os.environ.get('NPROC') == threads

@@ -65,9 +65,8 @@ def test_every_image_that_teachers_read_becomes_a_record(tmp_path, endings):
   by_pixels = {pixels(record.image).tobytes(): record for record in found}
   for number, kind in enumerate(kinds):
     record = by_pixels[pixels(contents[kind]).tobytes()]
-    assert record.label.tolist() == [number % 2] and record.weights.tolist() == [
-      1.0
-    ]  # hard, by a sigmoid too
+    assert record.label.tolist() == [number % 2]
+    assert record.weights.tolist() == [1.0]  # hard, for a sigmoid too
     assert (record.image == contents[kind]) == (kind in AS_THEY_ARE), kind
 
 

@@ -130,6 +130,8 @@ def test_a_part_is_held_out_only_of_the_folder_that_was_trained_on(
 
 
 def test_places_of_a_run_are_where_it_was_started(tmp_path):
+  for name in ('flat', 'own'):
+    (tmp_path / name).mkdir()
   data = c.DataConfig(source='folder:flat:train[:50%]', mixture=(('tfds:./own', 1.0), ('folder:/a', 2.0)))
   placed = sources.placed(data, str(tmp_path))
   assert placed.source == f'folder:{tmp_path}/flat:train[:50%]'
@@ -137,4 +139,5 @@ def test_places_of_a_run_are_where_it_was_started(tmp_path):
   for source in ('digits', 'tfds:cifar10', 'tfds:a/b:train[:50%]', 'vtab:dtd', 'folder:~/photos'):
     expected = source.replace('~', os.path.expanduser('~'))
     assert sources.placed(c.DataConfig(source=source), str(tmp_path)).source == expected
-  assert sources.placed(data, None) == data  # of an early version
+  for directory in (None, str(tmp_path / 'moved')):  # of an early version; of a project that was moved since
+    assert sources.placed(data, directory) == data

@@ -61,11 +61,12 @@ def read_lines(path: str | None, flag: str, *, numbered: bool = False) -> tuple[
   except (OSError, UnicodeDecodeError) as error:
     raise UserError(f'--{flag}={path} cannot be read ({error}); give a text file.') from error
   stripped = [line.strip() for line in lines]
-  found = tuple(filter(None, stripped))
-  if numbered and found and '' in (named := stripped[: len(stripped) - stripped[::-1].index(found[-1])]):
-    raise UserError(
-      f'--{flag}={path} has no name in line {named.index("") + 1}; write a class a line, by its number.'
-    )
-  if not found:
+  while stripped and not stripped[-1]:
+    stripped.pop()
+  if not stripped:
     raise UserError(f'--{flag}={path} has no lines; write a class a line.')
-  return found
+  if numbered and '' in stripped:
+    raise UserError(
+      f'--{flag}={path} has no name in line {stripped.index("") + 1}; write a class a line, by its number.'
+    )
+  return tuple(filter(None, stripped))

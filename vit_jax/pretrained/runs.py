@@ -149,7 +149,7 @@ class Trained(NamedTuple):
   examples: int  # images of the training data
   weights: Weights  # which of its parameters are read
   evaluated: Mapping[str, int]  # evaluator -> its images; {}: an early version did not store them
-  directory: str | None = None  # where the config's relative places begin; None: likewise
+  directory: str | None = None  # where the config's relative places begin; None: nor this
 
 
 def trained(path: pathlib.Path, weights: Weights | None = None) -> Trained | None:

@@ -114,7 +114,7 @@ def _folded(
     )
   whole = SOURCES[kind].open(place, 'all' if holds_out else 'train', data=data, class_names=class_names)
   numbers = {name: np.flatnonzero(folds.chosen(whole.labels(), name, fold)) for name in folds.SPLITS}
-  if not len(numbers.get(split, whole)):
+  if split in numbers and not len(numbers[split]):
     raise UserError(
       f"{where} has {len(whole)} images, none of which is in '{split}' of config.data.fold {fold}."
     )
@@ -142,12 +142,15 @@ def evaluated(spec: str, split: str, data: DataConfig, trained: DataConfig) -> t
   places = [parse(each, '')[:2] for each, _ in trained.mixture or [(trained.source, 1)]]
   if any(kind == other and source.same_place(place, where) for other, where in places):
     return split, dataclasses.replace(data, fold=trained.fold, val_fraction=trained.val_fraction)
-  all_of_it = source.holds_out(place) and not named
+  all_of_it = not named and source.holds_out(place)
   return 'all' if all_of_it else split, dataclasses.replace(data, fold=None)
 
 
 def placed(data: DataConfig, directory: str | None) -> DataConfig:
-  """Options whose relative places were written in a directory, with absolute ones; None: it is not known."""
+  """Options whose relative places were written in a directory, with absolute ones; None: it is not known.
+
+  A place that is not there stays relative: the project was moved, or copied to another machine, with its data.
+  """
   if directory is None:
     return data
 
@@ -155,8 +158,9 @@ def placed(data: DataConfig, directory: str | None) -> DataConfig:
     kind, place, split = parse(spec, '')
     if kind != 'folder' and not place.startswith('.'):
       return spec
-    place = os.path.normpath(os.path.join(directory, os.path.expanduser(place)))
-    return ':'.join(part for part in (kind, place, split) if part)
+    path = os.path.normpath(os.path.join(directory, os.path.expanduser(place)))
+    there = os.path.exists(path) or place.startswith('~')
+    return ':'.join(part for part in (kind, path, split) if part) if there else spec
 
   mixture = tuple((absolute(spec), weight) for spec, weight in data.mixture)
   return dataclasses.replace(data, source=absolute(data.source), mixture=mixture)
