@@ -86,7 +86,6 @@ WORKING = {
 }
 # Events after the command's begin at which Ctrl-C comes; the last ones come when some commands have ended.
 MOMENTS = [4**power for power in range(8)]
-OFTEN = MOMENTS[2::4]  # the others nightly
 EACH_INPUT = [(name, line) for name, lines in INPUTS.items() for line in lines]
 EACH_OUTPUT = [(name, line) for name, lines in OUTPUTS.items() for line in lines]
 
@@ -197,6 +196,7 @@ def test_docstring_has_three_examples_with_flags_that_the_command_has(name):
   assert used <= {f'--{flag}' for flag in flags_of(name)}
 
 
+@pytest.mark.nightly(but='train$|predict|study')
 @pytest.mark.slow
 @pytest.mark.parametrize('name', cli.COMMANDS)
 def test_help_shows_the_docstring_and_every_flag_with_its_default(name, tmp_path):
@@ -363,10 +363,9 @@ def test_warning_of_a_config_file_is_a_line_without_the_name_of_a_logger(place):
   assert warning.startswith('Warning: photos: ignored 1 files')
 
 
+@pytest.mark.nightly(but='-16$')
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  'moment', [pytest.param(at, marks=() if at in OFTEN else pytest.mark.nightly) for at in MOMENTS]
-)
+@pytest.mark.parametrize('moment', MOMENTS)
 @pytest.mark.parametrize('name', cli.COMMANDS)
 def test_interrupt_at_any_moment_is_one_sentence(name, moment, place):
   """The moments are events, such as the opening of a file, so that they do not depend on the machine's speed."""
@@ -382,6 +381,7 @@ def test_interrupt_at_any_moment_is_one_sentence(name, moment, place):
     assert 'Traceback' not in result.stderr and len(sentences) == 1 and len(said) <= 2, result.stderr
 
 
+@pytest.mark.nightly(but='train---|export|prepare')
 @pytest.mark.slow
 @pytest.mark.parametrize(('name', 'line'), EACH_OUTPUT)
 def test_sigterm_in_the_middle_of_writing_claims_nothing_and_the_same_command_goes_on(name, line, place):

@@ -77,6 +77,7 @@ SHARED = """
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_process_0_of_several_finds_what_it_compiled(home):
   """Process 0 writes. On CPUs, unlike GPUs and TPUs, JAX's key holds the process too: the others compile."""

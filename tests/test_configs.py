@@ -68,6 +68,9 @@ def test_every_config_is_valid_and_its_header_gives_the_command(path):
   assert path.name in path.read_text()
 
 
+@pytest.mark.nightly(
+  but='hybrid|locality:locality|position:rel|resnet|bit|dino:small|distill|efficientnet|finetune:b16|mae:b16|masked_patch:cifar10|moco:b16|siglip:b16,clip|vit:h14|vit:r50\\+'
+)
 @pytest.mark.slow
 @pytest.mark.parametrize(
   ('path', 'argument'), [pytest.param(*case, id=f'{case[0].stem}:{case[1]}') for case in TRACED]

@@ -50,6 +50,7 @@ def test_every_recipe_has_its_section():
   assert tuple(BLOCKS) == RECIPES
 
 
+@pytest.mark.nightly(but='model')
 @pytest.mark.slow
 @pytest.mark.parametrize('title', [title for title, blocks in BLOCKS.items() if blocks])
 def test_recipe_runs_as_printed(title, tmp_path):

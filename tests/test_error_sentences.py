@@ -50,6 +50,7 @@ def test_a_random_device_that_cannot_be_opened_is_too_many_open_files():
   )
 
 
+@pytest.mark.nightly(but='-v|-f')
 @pytest.mark.slow
 @pytest.mark.parametrize(
   ('limit', 'said'),

@@ -72,6 +72,7 @@ def checksums(folder: pathlib.Path) -> dict[str, tuple[str, float]]:
   return {str(file): (hashlib.sha256(file.read_bytes()).hexdigest(), file.stat().st_mtime) for file in files}
 
 
+@pytest.mark.nightly(but='npz-flat|run-tfds|timm')
 @pytest.mark.slow
 @pytest.mark.parametrize(
   ('kind', 'data'),
@@ -102,6 +103,7 @@ def test_numbers_of_every_checkpoint_on_every_kind_of_data_are_those_counted_by_
   assert {(e['class'], e['taken_for']): e['examples'] for e in report['confusion']} == pairs
 
 
+@pytest.mark.nightly(but='merging')
 @pytest.mark.slow
 @pytest.mark.parametrize('option', ['max_patches=3', 'token_merging=1'])
 def test_options_of_tokens_are_those_of_load(place, option):
@@ -117,6 +119,7 @@ def test_options_of_tokens_are_those_of_load(place, option):
   assert report[name] == int(number)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_wrong_images_are_listed_the_most_confident_first_and_shown(place):
   result = fork_server.run('vit_jax.evaluate', '--checkpoint=run', FLAT, '--output=seen', cwd=place)
@@ -201,6 +204,7 @@ def test_image_that_cannot_be_read_is_named_counted_and_left_out(place, tmp_path
   assert report['images'] == 18 and ['data/dark/bad.png' in each for each in report['unreadable']] == [True]
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_an_earlier_evaluation_stays(place, tmp_path):
   words = (f'--checkpoint={place / "run"}', str(place / FLAT))
@@ -257,6 +261,7 @@ def test_only_what_a_run_was_not_trained_on_is_counted_with_or_without_its_folde
   assert of_mode['confusion'] == without['confusion']
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_classes_are_matched_by_name_and_what_is_not_known_is_refused(place, tmp_path):
   some = tmp_path / 'some'
@@ -280,6 +285,7 @@ def test_classes_are_matched_by_name_and_what_is_not_known_is_refused(place, tmp
   assert not list((tmp_path / 'evaluations').glob('*-2')), 'a folder for what was refused'
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_data_in_a_bucket_is_counted_as_that_of_the_folder(place, tmp_path, monkeypatch):
   monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))

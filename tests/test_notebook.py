@@ -100,6 +100,7 @@ def test_stored_parameters_are_published_places(name):
   assert values['PHOTOS'].startswith("'https://")
 
 
+@pytest.mark.nightly(but='colab')
 @pytest.mark.slow
 @BOTH
 def test_every_cell_runs(name, values, tmp_path):
@@ -109,6 +110,7 @@ def test_every_cell_runs(name, values, tmp_path):
   assert_complete(name, notebook, tmp_path / 'here')
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_cell_that_fails_stops_the_rest_with_one_sentence(values, tmp_path, monkeypatch):
   cells = ['parameters', 'install', 'setup', 'photos', 'train', 'predict']

@@ -55,6 +55,7 @@ def predicted(place: pathlib.Path, *flags: str) -> list[float]:
   return [best['probability'] for best in sorted(entry['predictions'], key=lambda best: best['class'])]
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_ema_as_npz_is_predicted_with_as_the_ema_of_the_run_bit_for_bit(place):
   result = fork_server.run('vit_jax.convert', 'softmax', 'ema.npz', '--weights=ema', cwd=place)

@@ -25,8 +25,6 @@ from vit_jax.pretrained.base import Pretrained
 
 ROOT = pathlib.Path(__file__).parents[1]
 TUTORIALS = {page.stem: page for page in sorted((ROOT / 'docs/tutorials').glob('*.md'))}
-# Those that take half a minute and more.
-NIGHTLY = ('first_model', 'own_model', 'photos_to_service', 'plan', 'pod')
 
 
 @pytest.fixture
@@ -54,10 +52,9 @@ def reader(tmp_path):
     yield tmp_path
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  'name', [pytest.param(name, marks=[pytest.mark.nightly] if name in NIGHTLY else []) for name in TUTORIALS]
-)
+@pytest.mark.parametrize('name', TUTORIALS)
 def test_a_tutorial_runs_as_it_stands(name, reader):
   environment = os.environ | {
     'PATH': f'{reader / "bin"}:{pathlib.Path(sys.executable).parent}:{os.environ["PATH"]}',
@@ -111,6 +108,7 @@ def site(tmp_path_factory):
   return folder, {str(path.relative_to(folder)): Page(path) for path in folder.rglob('*.html')}
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_site_leads_nowhere_that_is_not_there_and_loads_nothing_from_elsewhere(site):
   folder, pages = site

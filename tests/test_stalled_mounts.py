@@ -4,13 +4,11 @@ import pathlib
 import shutil
 import signal
 import time
-from collections.abc import Iterable
 
 import commands
 import fork_server
 import numpy as np
 import pytest
-from _pytest.mark.structures import ParameterSet
 from PIL import Image
 from processes import HUNG, wait_until
 from released_files import path
@@ -107,13 +105,9 @@ def assert_ends(started: fork_server.Command, stalling: Stalling) -> None:
   assert code in (-signal.SIGTERM, 128 + signal.SIGTERM, 75) and 'Traceback' not in stderr
 
 
-def cases(names: Iterable[str], always: str) -> list[ParameterSet]:
-  """All of them, of which one runs every day."""
-  return [pytest.param(name, marks=() if name == always else pytest.mark.nightly) for name in names]
-
-
+@pytest.mark.nightly
 @pytest.mark.slow
-@pytest.mark.parametrize('case', cases(TRAINING, 'workdir: a save'))
+@pytest.mark.parametrize('case', TRAINING)
 def test_sigterm_ends_training_while_a_mount_stalls(case, mount, tmp_path):
   stalling, places = mount(*TRAINING[case])
   (tmp_path / 'config.py').write_text(CONFIG)
@@ -122,8 +116,9 @@ def test_sigterm_ends_training_while_a_mount_stalls(case, mount, tmp_path):
   assert_ends(fork_server.start('vit_jax.main', *flags, cwd=tmp_path), stalling)
 
 
+@pytest.mark.nightly(but='predict: image')
 @pytest.mark.slow
-@pytest.mark.parametrize('case', cases(OTHERS, 'predict: image'))
+@pytest.mark.parametrize('case', OTHERS)
 def test_sigterm_ends_a_command_while_a_mount_stalls(case, mount, tmp_path):
   stalling, places = mount(*OTHERS[case])
   model = places['model'] / 'model.npz'

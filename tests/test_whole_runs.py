@@ -19,11 +19,9 @@ STEPS = 60
 CONFIG = kill_and_resume.CONFIG.replace("'240 steps'", f"'{STEPS} steps'")
 
 
+@pytest.mark.nightly(but='3-1-1')
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  ('kills', 'processes', 'finish_as'),
-  [(3, 1, 1), *(pytest.param(1, 2, finish_as, marks=pytest.mark.nightly) for finish_as in (2, 1))],
-)
+@pytest.mark.parametrize(('kills', 'processes', 'finish_as'), [(3, 1, 1), (1, 2, 2), (1, 2, 1)])
 def test_a_killed_run_ends_in_the_same_bits(tmp_path, kills, processes, finish_as):
   print(kill_and_resume.check(kills, processes, finish_as, tmp_path, config_text=CONFIG))
 
@@ -63,20 +61,16 @@ CONTRASTIVE_VIEWS = (
 )
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize(
   ('config', 'state', 'processes'),
   [
     (pathlib.Path(batch_norm_model.__file__).read_text(), "model_state['block0']['norm']['mean']", 1),
-    *(
-      pytest.param(*case, marks=pytest.mark.nightly)
-      for case in (
-        (SELF_DISTILLATION, "ema['projection']['prototypes']['kernel']", 1),
-        (CONTRASTIVE_VIEWS, "ema['projection']['norm_2']['var']", 1),
-        (TWO_TOWERS, "params['text_tower']['embedding']", 1),
-        (SMALL_EFFICIENTNET, "model_state['top_norm']['mean']", 2),
-      )
-    ),
+    (SELF_DISTILLATION, "ema['projection']['prototypes']['kernel']", 1),
+    (CONTRASTIVE_VIEWS, "ema['projection']['norm_2']['var']", 1),
+    (TWO_TOWERS, "params['text_tower']['embedding']", 1),
+    (SMALL_EFFICIENTNET, "model_state['top_norm']['mean']", 2),
   ],
   ids=['batch_norm', 'self_distillation', 'contrastive_views', 'two_towers', 'efficientnet'],
 )
@@ -86,16 +80,10 @@ def test_a_killed_run_of_another_kind_of_model_ends_in_the_same_bits(tmp_path, c
   assert state in kill_and_resume.final_arrays(tmp_path / 'killed')
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  ('processes', 'number'),
-  [
-    (1, signal.SIGTERM),
-    pytest.param(1, signal.SIGINT, marks=pytest.mark.nightly),
-    pytest.param(2, signal.SIGINT, marks=pytest.mark.nightly),
-    pytest.param(2, signal.SIGTERM, marks=pytest.mark.nightly),
-  ],
-)
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize('processes', [1, 2])
 def test_a_stop_saves_and_asks_to_be_started_again(tmp_path, processes, number):
   """The signal goes to one process; all save the same step and exit with 75; the run then ends."""
   config, workdir = tmp_path / 'config.py', tmp_path / 'run'
@@ -116,6 +104,7 @@ def test_a_stop_saves_and_asks_to_be_started_again(tmp_path, processes, number):
   assert steps == list(range(3, STEPS + 1, 3))
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_evaluating_a_workdir_adds_a_report_and_changes_nothing_there(tmp_path):
   assert_done(run(tmp_path, '--config.ema=0.5'))

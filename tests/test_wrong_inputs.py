@@ -4,6 +4,7 @@ import pytest
 from commands import assert_done, assert_said, run
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_without_a_workdir_the_run_lives_in_a_folder_named_after_its_config(tmp_path):
   result = run(tmp_path, workdir=None)
@@ -52,6 +53,7 @@ def test_a_run_most_of_whose_steps_are_skipped_stops(tmp_path):
   )
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_another_config_on_the_same_workdir(tmp_path):
   assert_done(run(tmp_path))

@@ -65,6 +65,7 @@ def unmerged(graphdef, base, trained, adapter, x, keys=None):
     return _unmerged(graphdef, base, trained, adapter, x, keys)
 
 
+@pytest.mark.nightly(but='vit|axial|mixer')
 @pytest.mark.parametrize(
   ('name', 'dora'),
   [
@@ -72,8 +73,8 @@ def unmerged(graphdef, base, trained, adapter, x, keys=None):
     ('vit', True),
     ('axial', True),
     ('mixer', False),
-    pytest.param('resnet', True, marks=pytest.mark.slow),
-    pytest.param('efficientnet', False, marks=pytest.mark.nightly),
+    ('resnet', True),
+    ('efficientnet', False),
   ],
 )
 def test_merged_is_unmerged(name, dora):
@@ -89,7 +90,8 @@ def test_merged_is_unmerged(name, dora):
   assert np.abs(tiny.apply(graphdef, plain, x) - merged).max() > 1e-3
 
 
-@pytest.mark.parametrize('dora', [False, pytest.param(True, marks=pytest.mark.nightly)])
+@pytest.mark.nightly(but='False')
+@pytest.mark.parametrize('dora', [False, True])
 def test_dropout_of_an_example_is_its_own(dora):
   """Whatever the batch is; each block and each layer has another mask; without keys nothing is dropped."""
   adapter = AdapterConfig(rank=3, targets='^blocks/.*kernel', dropout=0.5, dora=dora)

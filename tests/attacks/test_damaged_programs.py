@@ -96,6 +96,7 @@ if sys.argv[3] != '0':
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_programs_of_a_process_that_crashed_are_removed_and_no_others(directory, monkeypatch, caplog):
   monkeypatch.delenv('PYTHONFAULTHANDLER', raising=False)

@@ -39,6 +39,7 @@ def test_first_batch_and_curves_draw_any_name(tmp_path):
   assert {path.name for path in (tmp_path / 'report').iterdir()} == {'first_batch.png', 'curves.png'}
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize('classes', [len(NAMES), 40])  # the axes name the classes, or bars do
 def test_report_of_an_evaluation_draws_any_name(tmp_path, classes):
@@ -79,6 +80,7 @@ def test_table_of_transfer_draws_any_name(tmp_path):
   assert Image.open(tmp_path / 'table.png').width > 100
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_page_of_pictures_shows_any_name_as_text(tmp_path):
   graphdef, params = tiny.build(tiny.options(), image_size=(12, 8), channels=3, num_classes=len(NAMES))
@@ -102,6 +104,7 @@ def test_output_is_of_names_of_any_bytes(monkeypatch):
   assert written.getvalue() == b'caf\\udce9\n'
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_workdir_that_checkpoints_cannot_be_written_to_is_refused_before_training(tmp_path):
   workdir = os.fsdecode(b'caf\xe9')

@@ -54,8 +54,9 @@ def test_lease_is_lost_with_its_folder_or_its_file(tmp_path, harm):
     raise ZeroDivisionError  # whatever comes of it is not the reason
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
-@pytest.mark.parametrize('harm', [pytest.param('moved', marks=pytest.mark.nightly), 'removed'])
+@pytest.mark.parametrize('harm', ['moved', 'removed'])
 def test_run_whose_workdir_another_run_has_ends_without_a_trace_in_it(tmp_path, harm, monkeypatch):
   folder, theirs, managers = tmp_path / 'run', {}, []
 
@@ -86,6 +87,7 @@ def test_run_whose_workdir_another_run_has_ends_without_a_trace_in_it(tmp_path, 
     assert Manager(tmp_path / 'aside/checkpoints', CONFIG.checkpoint, read_only=True).all_steps() == [2]
 
 
+@pytest.mark.nightly(but='train')
 @pytest.mark.slow
 @pytest.mark.parametrize('mode', ['train', 'eval'])
 def test_report_is_not_written_into_a_workdir_that_was_lost_meanwhile(tmp_path, mode, monkeypatch):
@@ -173,6 +175,7 @@ def test_edited_config_does_not_turn_a_run_into_another_one(tmp_path, capsys):
   assert path.read_bytes() == sound
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_takeover_that_was_killed_before_its_first_save_goes_on_as_it_was_taken(tmp_path):
   killed(CONFIG, tmp_path)

@@ -169,6 +169,7 @@ def test_other_commands_copy_the_newest_complete_step(place: Place):
   assert_restores(Manager(copy / 'checkpoints', CheckpointConfig(), read_only=True), 1)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_same_holds_in_amazons_buckets():
   with places('s3', own=True) as place:

@@ -129,6 +129,7 @@ PAIR = """
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_several_processes_take_one_lease_together_or_are_all_refused_with_the_same_sentence(
   holder, tmp_path

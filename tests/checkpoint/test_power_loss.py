@@ -32,6 +32,7 @@ def _cut(case: Case, count: int, folder: pathlib.Path, seed: int) -> None:
   assert pull_the_plug.failures(seen) == []
 
 
+@pytest.mark.nightly(but='one-process')
 @pytest.mark.slow
 @pytest.mark.parametrize(
   'case',

@@ -128,6 +128,7 @@ def test_two_processes_restore_what_one_saved(tmp_path):
   assert all('restored 4 by 2' in output for output in outputs)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_two_fall_back_together_from_a_damaged_step_with_the_meta_of_the_older_one(saved_by_two, tmp_path):
   shutil.copytree(saved_by_two, tmp_path / 'run')
@@ -163,6 +164,7 @@ if jax.process_index() == 1:
   assert [path.name for path in (tmp_path / 'damaged').iterdir()] == ['3-0']
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_processes_that_do_not_share_the_directory_are_told_so(tmp_path):
   _save_small(tmp_path / '0', 1)

@@ -148,6 +148,7 @@ ANY_MOMENT = """
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_removal_at_any_moment_does_not_end_the_run(directory):
   (output,) = finish(start(ANY_MOMENT, arguments=(directory,)))
@@ -184,6 +185,7 @@ TWO = """
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_two_processes_go_on_together(directory):
   processes = start(TWO, 2, arguments=(directory,))

@@ -115,6 +115,7 @@ def test_list_has_each_image_once_and_only_those_the_steps_needed(tmp_path):
   assert resumed.report(100) == {'data/bad_images': 1}
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_run_that_replaces_an_image_lists_it(tmp_path):
   images = bucket_data.write_images(tmp_path / 'images')

@@ -95,8 +95,9 @@ def test_weights_are_read_where_the_option_allows_them(shades_dir):
     open_source(source, 'train', data=c.DataConfig())
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
-@pytest.mark.parametrize('name', ['lists', pytest.param('soft_lists', marks=pytest.mark.nightly)])
+@pytest.mark.parametrize('name', ['lists', 'soft_lists'])
 def test_run_on_lists_of_classes_learns_them_and_evaluates_as_it_did(tmp_path, shades_dir, name):
   """16 images, one for each list of four classes, with weights or without."""
   weights = name == 'soft_lists'

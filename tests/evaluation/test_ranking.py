@@ -87,6 +87,7 @@ def test_the_mean_is_over_the_classes_that_have_examples(mesh, batch_size):
   assert collected(mesh, batch_size) == pytest.approx(expected(), abs=1e-12)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_two_processes_get_the_same_bits(monkeypatch):
   monkeypatch.setenv('PYTHONPATH', ':'.join(sys.path))

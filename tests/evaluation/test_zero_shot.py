@@ -39,6 +39,7 @@ def run(tmp_path_factory):
   return folder
 
 
+@pytest.mark.nightly(but='ema')
 @pytest.mark.slow
 @pytest.mark.parametrize('weights', ['raw', 'ema'])
 def test_a_runs_classifier_of_names_is_what_its_evaluation_counted(run, weights):

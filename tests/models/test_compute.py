@@ -37,17 +37,21 @@ def _result(**changes):
     return _step(graphdef)(params, tiny.images(), tiny.keys())
 
 
-REPEATED = ({'unroll': True}, {'remat': 'dots'})
 PART = {'attention_dropout': 0.0}  # then the last of unrolled blocks computes only what the head reads
 
 
+@pytest.mark.nightly(but='block|dots and unroll|part')
 @pytest.mark.slow
 @pytest.mark.parametrize(
   'changes',
   [
-    *({'remat': 'block'}, {'remat': 'dots', 'unroll': True}, {'unroll': True, **PART}),
-    *(pytest.param(changes, marks=pytest.mark.nightly) for changes in REPEATED),
+    {'remat': 'block'},
+    {'remat': 'dots', 'unroll': True},
+    {'unroll': True, **PART},
+    {'unroll': True},
+    {'remat': 'dots'},
   ],
+  ids=['block', 'dots and unroll', 'part', 'unroll', 'dots'],
 )
 def test_loops_and_rematerialisation_change_no_value_and_no_gradient(changes):
   dropped = {name: rate for name, rate in changes.items() if name in DROP}

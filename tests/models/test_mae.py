@@ -103,8 +103,9 @@ def test_the_loss_is_that_of_numpy(normalise):
   np.testing.assert_allclose(alone, of_first, rtol=1e-6)  # an image's mask depends on its own key
 
 
+@pytest.mark.nightly(but='False')
 @pytest.mark.slow
-@pytest.mark.parametrize('trained', [False, pytest.param(True, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize('trained', [False, True])
 def test_a_run_is_fine_tuned_by_the_encoder_alone(tmp_path, trained):
   if trained:
     loop.train(dataclasses.replace(CONFIG, evaluators={}), tmp_path / 'mae')

@@ -80,6 +80,7 @@ def test_a_run_with_fixed_positions_loads_as_one_that_learned_them(tmp_path):
   chex.assert_shape(larger.position_embedding[...], (1, 25, 32))
 
 
+@pytest.mark.nightly(but='learned$|rotary')
 @pytest.mark.slow
 @pytest.mark.parametrize('kind', ['none', 'learned', *LEARNED, 'rotary'])
 def test_a_run_loaded_for_another_size_computes_what_the_run_does(tmp_path, kind):

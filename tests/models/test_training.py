@@ -80,13 +80,9 @@ def _train(model: ModelConfig, mesh: c.MeshConfig):
   return before, state.params, losses
 
 
-OFTEN = ('vit', 'parts')  # the others nightly
-
-
+@pytest.mark.nightly(but='parts')
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  'kind', [pytest.param(kind, marks=() if kind in OFTEN else pytest.mark.nightly) for kind in MODELS]
-)
+@pytest.mark.parametrize('kind', MODELS)
 def test_two_steps_on_a_mesh_equal_one_device(kind):
   before, expected, expected_losses = _train(MODELS[kind], c.MeshConfig(data=1))
   _, params, losses = _train(MODELS[kind], MESH)

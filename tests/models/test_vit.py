@@ -234,6 +234,7 @@ def test_initial_parameters_have_the_papers_distributions():
   assert not np.array_equal(query, params['blocks']['attention']['key']['kernel'])
 
 
+@pytest.mark.nightly(but='towers')
 @pytest.mark.slow
 @pytest.mark.parametrize(
   'make',

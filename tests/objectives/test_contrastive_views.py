@@ -128,6 +128,7 @@ def test_the_logits_say_which_view_is_right():
     np.testing.assert_array_equal(logits.argmax(axis=-1), right)
 
 
+@pytest.mark.nightly(but='moco')
 @pytest.mark.slow
 @BOTH
 def test_two_four_and_eight_devices_give_the_loss_and_the_gradient_of_one(config):

@@ -145,6 +145,7 @@ def said_by_teacher(config, images):
   return jax.jit(predict)(images), text
 
 
+@pytest.mark.nightly(but='vit')
 @pytest.mark.slow
 @pytest.mark.parametrize('name', ['vit', 'mixer', 'resnet'])
 def test_teacher_gets_the_students_pixels_as_its_own_checkpoint_wants_them(folder, name):
@@ -155,6 +156,7 @@ def test_teacher_gets_the_students_pixels_as_its_own_checkpoint_wants_them(folde
   np.testing.assert_allclose(taught, teacher(teacher.preprocess(pixels)), atol=2e-5)
 
 
+@pytest.mark.nightly(but='learned2d|sincos2d-None|relative-None|rotary_mixed-size12')
 @pytest.mark.slow
 @pytest.mark.parametrize(
   ('position', 'size'),
@@ -272,6 +274,7 @@ def test_resumed_distillation_ends_in_the_same_bits(taught, student, tmp_path, c
   chex.assert_trees_all_equal(arrays, restored(taught, student)[1])
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_student_is_evaluated_and_loaded_without_its_teacher(taught, student, tmp_path):
   """Whose parameters are in no checkpoint of the student."""

@@ -93,6 +93,7 @@ def test_the_loss_is_the_mean_over_images_of_their_corrupted_patches():
   np.testing.assert_allclose(metrics['accuracy'], np.mean(hits), rtol=1e-6)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_run_can_be_fine_tuned_to_classify(tmp_path, capsys):
   loop.train(CONFIG, tmp_path / 'masked')

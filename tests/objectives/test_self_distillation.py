@@ -180,6 +180,7 @@ def test_masks_are_blocks_of_a_share_of_one_crop():
   assert beside > 0.75  # where they are strewn, 0.3
 
 
+@pytest.mark.nightly(but='centring')
 @pytest.mark.slow
 @pytest.mark.parametrize('balance', ['centring', 'sinkhorn'])
 def test_eight_devices_give_the_loss_and_the_centre_of_one(balance):
@@ -209,6 +210,7 @@ def test_eight_devices_give_the_loss_and_the_centre_of_one(balance):
   np.testing.assert_allclose(centre, same, atol=1e-6)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_teacher_follows_by_a_cosine_loads_and_is_fine_tuned_and_a_collapse_is_said_once(
   tmp_path, capfd, monkeypatch

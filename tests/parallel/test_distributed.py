@@ -98,6 +98,7 @@ def test_wrong_variables_are_a_user_error(calls, variables, values, words):
     distributed.initialize()
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_coordinators_port_in_use_is_one_sentence_and_exit_code_2(tmp_path):
   with socket.create_server(('localhost', 0)) as taken:

@@ -75,8 +75,9 @@ def test_a_tpu_gathers_the_kernels_of_unrolled_blocks_once():
   assert gathers(unroll=False) - gathers(unroll=True) == BLOCKS * sum(KERNELS.values())
 
 
+@pytest.mark.nightly(but='False')
 @pytest.mark.slow
-@pytest.mark.parametrize('unroll', [False, pytest.param(True, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize('unroll', [False, True])
 def test_a_tpu_attends_to_256_of_257_tokens_apart_from_the_last(unroll):
   """256 patches and a class token: 257 x 257 weights would be padded to 384."""
   pytest.importorskip('libtpu')
@@ -86,6 +87,7 @@ def test_a_tpu_attends_to_256_of_257_tokens_apart_from_the_last(unroll):
   assert [f',{tokens},{tokens}]' in program for tokens in (257, 256)] == [False, True]
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_gathered_kernels_learn_the_same_as_whole_ones():
   """Three steps on four devices, of which each has a quarter of a kernel or all of it."""

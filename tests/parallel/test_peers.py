@@ -64,6 +64,7 @@ def test_loss_of_process_0_which_serves_the_store_ends_the_others():
   assert_ended_by_loss(processes[1], outputs[1], lost=0)
 
 
+@pytest.mark.nightly(but='full_disk')
 @pytest.mark.slow
 @pytest.mark.parametrize(
   ('failing', 'error', 'code', 'words'),
@@ -87,6 +88,7 @@ def test_failure_of_a_process_is_not_taken_for_its_loss(failing, error, code, wo
   assert said.startswith(f'Process {failing} failed: ') and words in said
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_abort_of_another_cause_shows_its_stack():
   """By `PyDLL`, which holds Python's lock while it aborts."""

@@ -27,7 +27,6 @@ from vit_jax.training.run import Dataset
 # A topology, and the flags of a run there.
 TARGET = re.compile(r'^Target: (\S+)((?: --config\.\S+)*)$', re.MULTILINE)
 CASES = [(path.stem, argument) for path in FILES for argument in ARGUMENTS.get(path.stem, PAPER) or ['']]
-QUICK = [('quickstart', ''), ('folder', '/path/to/images')]
 
 
 def target_of(path: pathlib.Path) -> tuple[str, list[str]]:
@@ -64,14 +63,9 @@ def test_every_header_names_a_target():
     assert re.fullmatch(r'cpu:\d|v\d[ep]?-\d+', target_of(path)[0]), path
 
 
+@pytest.mark.nightly(but='^(quickstart|folder):')
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  ('name', 'argument'),
-  [
-    pytest.param(*case, id=':'.join(case), marks=() if case in QUICK else pytest.mark.nightly)
-    for case in CASES
-  ],
-)
+@pytest.mark.parametrize(('name', 'argument'), CASES, ids=map(':'.join, CASES))
 def test_config_compiles_for_its_target_and_fits(name, argument, config_of, tmp_path, monkeypatch):
   path = next(path for path in FILES if path.stem == name)
   place, options = target_of(path)

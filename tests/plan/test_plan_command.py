@@ -23,6 +23,7 @@ def get_config():
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_plan_for_a_tpu_has_its_memory_traffic_and_time(tmp_path):
   pytest.importorskip('libtpu')

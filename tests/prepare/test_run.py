@@ -256,6 +256,7 @@ def test_name_and_version_come_from_the_path(path, expected):
   assert metadata.name_and_version(path) == expected
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_bucket_whose_connections_break_is_prepared_whole_and_read(pets, tmp_path, monkeypatch):
   monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))

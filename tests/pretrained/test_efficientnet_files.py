@@ -88,16 +88,17 @@ def assert_equals(folder, peer, size: tuple[int, int], block: int | None) -> Non
   np.testing.assert_allclose(logits, theirs.logits, atol=1e-4)
 
 
+@pytest.mark.nightly(but='tiny')
 @pytest.mark.parametrize(
   ('multipliers', 'image_size'),
   [
     pytest.param(TINY, 40, id='tiny, padded evenly'),
-    pytest.param((1.0, 1.0), 64, id='B0', marks=pytest.mark.nightly),
-    pytest.param((1.0, 1.1), 64, id='B1', marks=pytest.mark.nightly),
-    pytest.param((1.1, 1.2), 64, id='B2', marks=pytest.mark.nightly),
-    pytest.param((1.2, 1.4), 64, id='B3', marks=pytest.mark.nightly),
-    pytest.param((4.3, 0.3), 64, id="L2's widths", marks=pytest.mark.nightly),
-    pytest.param((0.5, 5.3), 64, id="L2's depths", marks=pytest.mark.nightly),
+    pytest.param((1.0, 1.0), 64, id='B0'),
+    pytest.param((1.0, 1.1), 64, id='B1'),
+    pytest.param((1.1, 1.2), 64, id='B2'),
+    pytest.param((1.2, 1.4), 64, id='B3'),
+    pytest.param((4.3, 0.3), 64, id="L2's widths"),
+    pytest.param((0.5, 5.3), 64, id="L2's depths"),
   ],
 )
 def test_logits_of_random_parameters_and_statistics_are_transformers(multipliers, image_size, tmp_path):

@@ -115,8 +115,9 @@ def test_pixels_are_those_of_timm(name, photographs):
   compare(preprocess, photographs, lambda image: theirs(image).numpy().transpose(1, 2, 0))
 
 
+@pytest.mark.nightly(but='Pil')
 @pytest.mark.slow
-@pytest.mark.parametrize('backend', ['Pil', pytest.param('', marks=pytest.mark.nightly)])
+@pytest.mark.parametrize('backend', ['Pil', ''])
 @pytest.mark.parametrize('name', TRANSFORMERS)
 def test_pixels_are_those_of_transformers(name, backend, photographs, tmp_path):
   """PyTorch's resize rounds otherwise than Pillow's, and takes the other neighbour for 'nearest' at some ties."""

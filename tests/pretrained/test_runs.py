@@ -150,6 +150,7 @@ def assert_params(pretrained: Pretrained, expected: dict[str, np.ndarray]) -> No
     np.testing.assert_array_equal(found[name], array, err_msg=name, strict=True)
 
 
+@pytest.mark.nightly(but='val_ema/')
 @pytest.mark.slow
 @pytest.mark.parametrize(
   ('best', 'usual_item'),

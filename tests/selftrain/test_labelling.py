@@ -93,6 +93,7 @@ def test_teachers_with_classes_in_another_order_are_averaged_by_name(photos, mon
   np.testing.assert_allclose(found.probabilities[0], mean[order], rtol=1e-5)
 
 
+@pytest.mark.nightly(but='file')
 @pytest.mark.slow
 @pytest.mark.parametrize('what', ['preprocessing', 'newer step', 'file'])
 def test_teacher_that_changed_in_its_place_is_refused_by_its_name(tmp_path, photos, first, what):

@@ -100,6 +100,7 @@ def test_soft_labels_are_the_mean_of_the_teachers_probabilities_by_the_names_of_
   assert not list((place / 'labelled').glob('samples*'))
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_same_command_again_changes_nothing_and_other_teachers_or_one_at_the_same_time_are_refused(
   place, labelled
@@ -133,6 +134,7 @@ def labels(place, workdir, parts=((0, 1),)):
   samples.prepare(source, chunks.read(), Choice(top=2), teacher.class_names, workdir)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.usefixtures('in_this_process')
 def test_labelling_stopped_anywhere_or_in_parts_gives_the_same_bytes(place, tmp_path, monkeypatch):
@@ -165,6 +167,7 @@ def test_labelling_stopped_anywhere_or_in_parts_gives_the_same_bytes(place, tmp_
   assert digests(tmp_path / 'stopped/run') == expected
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_student_reads_labelled_images_beside_those_of_its_teacher(place):
   """The digits' own labels for one half, a teacher's for the other."""

@@ -94,6 +94,7 @@ def test_answer_is_what_predict_prints(service: Running, checkpoint, tmp_path):
     assert own == other | {'probability': pytest.approx(other['probability'], abs=1e-5)}
 
 
+@pytest.mark.nightly(but='onnx')
 @pytest.mark.slow
 @pytest.mark.parametrize('flags', ['--format=onnx', '--format=stablehlo --outputs=probabilities,embeddings'])
 def test_exported_model_is_served_as_its_checkpoint(flags, checkpoint, loaded, tmp_path):
@@ -149,6 +150,7 @@ def test_bad_request_is_refused_in_one_sentence(service: Running, path, body, ki
   assert said in sentence and sentence.endswith('.') and '\n' not in sentence
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_malformed_huge_slow_and_cut_off_requests_are_no_failure_and_take_no_memory(service: Running):
   def attack(seed: int) -> tuple[str, int | None]:

@@ -109,6 +109,7 @@ def finished(place: Place, folder: pathlib.Path) -> int:
   return kills
 
 
+@pytest.mark.nightly
 def test_killed_run_ends_in_the_bits_and_the_lines_of_one_left_alone(place: Place, folder, finished: int):
   assert finished == KILLS
   alone = start(folder, place, str(folder / 'alone'))
@@ -125,6 +126,7 @@ def test_killed_run_ends_in_the_bits_and_the_lines_of_one_left_alone(place: Plac
   assert not (killed / 'lease.json').exists()
 
 
+@pytest.mark.nightly
 def test_commands_and_load_read_the_run_by_its_address(place: Place, folder, finished, monkeypatch):
   del finished
   evaluated = run('vit_jax.main', folder, place, '--mode=eval', f'--workdir={ADDRESS}')

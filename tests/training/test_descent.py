@@ -146,6 +146,7 @@ def test_sam_takes_the_two_gradients_of_numpy_on_eight_devices_in_two_parts():
   )
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_both_passes_of_sam_drop_and_mix_the_same():
   """At no distance to speak of, the second gradient is the first one."""

@@ -110,6 +110,7 @@ def stopped(tmp_path_factory) -> pathlib.Path:
   return folder / 'run'
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_run_that_stops_early_ends_with_the_metrics_of_every_evaluator(tmp_path):
   """Also of one that is not due at that step."""
@@ -123,6 +124,7 @@ def test_run_that_stops_early_ends_with_the_metrics_of_every_evaluator(tmp_path)
   assert {'test/loss', 'test_ema/loss', 'other_ema/loss'} <= lines[-1].keys()
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_run_that_stopped_early_is_complete_when_it_is_started_again(stopped):
   before = (stopped / 'metrics.jsonl').read_text()

@@ -19,6 +19,7 @@ from vit_jax.training import evaluate_checkpoint, resume
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.nightly
 def test_a_model_that_convert_wrote_is_evaluated_by_any_config_of_its_model(tmp_path):
   teachers.write(tmp_path / 'run', class_names=tuple('0123456789'))
   stored = resume.stored_config(tmp_path / 'run')

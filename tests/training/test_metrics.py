@@ -157,6 +157,7 @@ def test_a_smoothed_curve_is_the_bias_corrected_moving_average_of_optax():
     np.testing.assert_allclose(smoothed, expected, atol=1e-5)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_run_writes_to_tensorboard_without_importing_pytorch(tmp_path):
   code = """

@@ -142,6 +142,7 @@ def workdir(tmp_path_factory):
   return folder
 
 
+@pytest.mark.nightly
 def test_a_run_is_evaluated_as_it_was_in_training(workdir):
   config = c.from_config_dict(json.loads((workdir / 'config.json').read_text()))
   scores = evaluate_newest(config, workdir)

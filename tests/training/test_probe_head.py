@@ -117,6 +117,7 @@ def test_logits_of_two_heads_are_those_of_the_probe(tmp_path, monkeypatch):
   np.testing.assert_allclose(module(images), expected, atol=1e-5)
 
 
+@pytest.mark.nightly
 def test_head_of_the_checkpoint_that_is_kept_is_not_probed(tmp_path, capsys):
   loop.train(config(total='1 steps', init=c.InitConfig()), tmp_path / 'first')
   kept = c.InitConfig(checkpoint=str(tmp_path / 'first'), head='probe', reinitialise=())
@@ -136,6 +137,7 @@ def photos(tmp_path):
   return tmp_path / 'photos'
 
 
+@pytest.mark.nightly
 def test_damaged_photographs_stop_the_head_or_are_left_out_and_listed_as_in_training(photos, tmp_path):
   for number in (2, 7):
     (photos / 'ab'[number % 2] / f'{number}.png').write_bytes(b'')
@@ -182,6 +184,7 @@ def head_alone(**changes) -> c.Config:
   return config(total='0 steps', ema=0.0, **changes)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_features_that_a_killed_run_had_computed_are_not_computed_again_and_the_head_has_the_same_bits(
   tmp_path, monkeypatch, capsys
@@ -235,6 +238,7 @@ def test_features_beyond_the_bound_of_memory_give_the_same_head(monkeypatch):
   np.testing.assert_allclose(ours, theirs.predict_proba(scale(features)), atol=2e-3)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_fine_tuning_that_ends_below_where_it_began_says_so_and_keeps_the_beginning(tmp_path, capsys):
   harmful = config(

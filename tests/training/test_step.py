@@ -170,6 +170,7 @@ def test_a_batch_of_another_shape_or_dtype_fails_at_trace_time(name, change):
     program.step.lower(program.state, program.batch | {name: change(program.batch[name])})
 
 
+@pytest.mark.nightly(but='False')
 @pytest.mark.parametrize('unroll', [False, True])
 def test_blocks_behind_frozen_ones_learn_as_without(unroll):
   """Their gradients are the same; none is computed before them."""

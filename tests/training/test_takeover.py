@@ -43,6 +43,7 @@ def workdir(two_steps, tmp_path):
   return pathlib.Path(shutil.copytree(two_steps, tmp_path / 'run'))
 
 
+@pytest.mark.nightly
 def test_takeover_by_a_model_that_does_not_fit_the_checkpoint_leaves_the_run_as_it_was(workdir):
   before = (workdir / 'config.json').read_bytes()
   with pytest.raises(UserError, match='does not fit'):
@@ -97,6 +98,7 @@ def folder(tmp_path):
   return dataclasses.replace(CONFIG, data=data, evaluators=evaluators), photos
 
 
+@pytest.mark.nightly
 def test_numbers_of_a_run_that_has_ended_are_said_of_the_images_that_they_were_measured_on(
   folder, tmp_path, capsys
 ):
@@ -110,6 +112,7 @@ def test_numbers_of_a_run_that_has_ended_are_said_of_the_images_that_they_were_m
   assert re.search(rf'^Done .*{re.escape(measured)} of 4 images', said, re.MULTILINE)
 
 
+@pytest.mark.nightly(but='True')
 @pytest.mark.parametrize('takeover', [False, True])
 def test_head_that_was_fitted_to_other_images_is_no_end_of_a_run(folder, tmp_path, takeover):
   config, photos = folder
@@ -151,6 +154,7 @@ def test_classes_of_a_run_are_matched_by_name_or_refused(mixture):
     loop.open_training(config, DIGITS[:-1])
 
 
+@pytest.mark.nightly
 def test_takeover_at_another_image_size_cuts_the_same_share_in_evaluations(tmp_path):
   def config(size, **cut):
     return dataclasses.replace(

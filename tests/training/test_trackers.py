@@ -42,6 +42,7 @@ def assert_has(history: dict[int, float], workdir: pathlib.Path) -> None:
   assert history == {int(line['step']): line['train/loss'] for line in lines if 'train/loss' in line} != {}
 
 
+@pytest.mark.nightly
 @needs_mlflow
 def test_mlflow_has_the_metrics_and_options_of_a_run(tmp_path, monkeypatch):
   import mlflow
@@ -89,6 +90,7 @@ def wandb() -> Iterator[types.ModuleType]:
   package.teardown()
 
 
+@pytest.mark.nightly
 def test_wandb_has_the_metrics_of_a_run_offline(tmp_path, monkeypatch, wandb):
   from wandb.proto import wandb_internal_pb2
 

@@ -57,6 +57,7 @@ def test_batch_of_an_evaluation_that_does_not_come_ends_the_process(tmp_path):
   assert 'Reading a batch of an evaluation did not end within 0.5 s (config.step_limit)' in result.stderr
 
 
+@pytest.mark.nightly
 def test_pauses_quick_steps_and_work_after_the_loop_are_not_limited(tmp_path):
   work = (
     'with watchdog.paused():\n        for _ in watchdog.limited([1]): time.sleep(3)\n        time.sleep(3)'

@@ -58,6 +58,7 @@ class Page(html.parser.HTMLParser):
     self.elements.append((tag, dict(attributes)))
 
 
+@pytest.mark.nightly(but='vit')
 @pytest.mark.slow
 @pytest.mark.parametrize('name', MODELS)
 def test_page_shows_every_picture_that_the_model_has(name, tmp_path):

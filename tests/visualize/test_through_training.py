@@ -33,6 +33,7 @@ def run(tmp_path_factory) -> pathlib.Path:
   return folder / 'run'
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_command_draws_a_strip_and_an_animation_with_a_frame_for_each_step(run):
   done = fork_server.run(
