@@ -17,7 +17,8 @@ from PIL import Image
 from released_files import assert_same, path
 
 import vit_jax
-from vit_jax.pretrained import formats
+from vit_jax.foundation.errors import UserError
+from vit_jax.pretrained import average, formats
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -122,7 +123,7 @@ def test_convert_to_a_run_and_back_keeps_every_bit(golden, tmp_path):
 
 @pytest.mark.slow
 def test_convert_averages_checkpoints(golden, tmp_path):
-  """By NumPy; a checkpoint of another model is refused."""
+  """By NumPy; a checkpoint of another model is refused, and one that means something else by the same parameters."""
   first = path(golden, 'c_vit_token_rep32')
   pretrained = formats.read(first)
   doubled = dataclasses.replace(pretrained, params=jax.tree.map(lambda leaf: 2 * leaf, pretrained.params))
@@ -134,6 +135,11 @@ def test_convert_averages_checkpoints(golden, tmp_path):
     np.testing.assert_allclose(mean, 1.5 * own, rtol=1e-6)
   wrong = run('convert', first, path(golden, 'b_vit_gap'), 'x', '--format=run', '--average', cwd=tmp_path)
   assert 'Checkpoint 2 is of another model than the first' in said(wrong)
+  architecture = pretrained.architecture
+  pooled = dataclasses.replace(architecture.model, pool='gap', class_token=True)
+  for change in ({'architecture': dataclasses.replace(architecture, model=pooled)}, {'link': 'sigmoid'}):
+    with pytest.raises(UserError, match='Checkpoint 2 is of another model'):
+      average.of(pretrained, [dataclasses.replace(pretrained, **change)])
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """PEFT's folders, against PEFT itself."""
 
 import dataclasses
+import functools
 import json
 import pathlib
 import sys
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from safetensors.numpy import load_file, save_file
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / 'pretrained'))
 import transformers_peers as peers
@@ -38,6 +40,10 @@ THEIRS = {
   'patterns': (
     'deit',
     {'target_modules': ATTENTION, 'rank_pattern': {'mlp.fc1': 2}, 'alpha_pattern': {'v_proj': 3}},
+  ),
+  'pattern of a block': (
+    'registers',
+    {'target_modules': ['q_proj'], 'alpha_pattern': {'encoder.layer.0.attention.q_proj': 30}},
   ),
   'convolution': ('vit', {'target_modules': ['projection'], 'use_dora': True}),
   'no head': ('vit model', {'target_modules': ATTENTION}),
@@ -89,6 +95,34 @@ def test_their_adapter_gives_their_logits(name, tmp_path):
   np.testing.assert_allclose(mine, logits(model, images), atol=1e-5, rtol=1e-5)
   plain = vit_jax.load(tmp_path / 'base')
   assert np.abs(mine - (plain.features(images) if name == 'no head' else plain(images))).max() > 1e-2
+
+
+# Modules of transformers 4, whose names an adapter of then has.
+OLD = {'.vit.layers.': '.vit.encoder.layer.', 'attention.q_proj': 'attention.attention.query'}
+
+
+@pytest.mark.parametrize('pattern', ['attention.query', '.*\\.query', 'query|key', r'layer\.\d+\.\S+\.query'])
+def test_alpha_of_a_pattern_is_that_of_the_modules_as_the_file_calls_them(pattern, tmp_path):
+  options = peft.LoraConfig(r=4, target_modules=['q_proj'], alpha_pattern={'q_proj': 40})
+  model = peft.get_peft_model(make_base('vit', tmp_path / 'base'), options)
+  generator = torch.manual_seed(0)
+  with torch.no_grad():
+    for name, value in model.named_parameters():
+      if 'lora_' in name:
+        value.copy_(0.3 * torch.randn(value.shape, generator=generator))
+  model.save_pretrained(tmp_path / 'adapter')
+  file, config = (
+    tmp_path / 'adapter' / name for name in ('adapter_model.safetensors', 'adapter_config.json')
+  )
+  tensors = {
+    functools.reduce(lambda n, o: n.replace(o, OLD[o]), OLD, name): array
+    for name, array in load_file(file).items()
+  }
+  save_file(tensors, file)
+  config.write_text(json.dumps(json.loads(config.read_text()) | {'alpha_pattern': {pattern: 40}}))
+  images = peers.images_of((16, 16))
+  ours = vit_jax.load(tmp_path / 'base', adapter=tmp_path / 'adapter')
+  np.testing.assert_allclose(ours(images), logits(model, images), atol=1e-5, rtol=1e-5)
 
 
 OURS = {

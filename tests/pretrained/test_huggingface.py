@@ -152,6 +152,48 @@ def test_class_names_are_read_and_written(tmp_path):
     write_folder(dataclasses.replace(pretrained, class_names=names[:4]), tmp_path / 'no')
 
 
+@pytest.mark.parametrize('name', ['vit', 'bit', 'efficientnet'])
+def test_heads_of_several_labels_have_sigmoids_and_those_of_regression_are_refused(name, tmp_path):
+  """transformers takes a head of one output for a regression, unless it is told otherwise."""
+  kind = {
+    'vit': transformers.ViTConfig,
+    'bit': transformers.BitConfig,
+    'efficientnet': transformers.EfficientNetConfig,
+  }
+  sizes = {
+    'vit': {
+      'hidden_size': 8,
+      'num_hidden_layers': 1,
+      'num_attention_heads': 2,
+      'intermediate_size': 8,
+      'image_size': 8,
+      'patch_size': 8,
+    },
+    'bit': {'embedding_size': 32, 'hidden_sizes': [128], 'depths': [1]},
+    'efficientnet': {
+      'width_coefficient': 1.0,
+      'depth_coefficient': 0.1,
+      'image_size': 32,
+      'hidden_dim': 1280,
+    },
+  }[name]
+  for labels, problem, link in (
+    (2, 'multi_label_classification', 'sigmoid'),
+    (2, None, 'softmax'),
+    (1, None, None),
+    (2, 'regression', None),
+  ):
+    config = kind[name](**sizes, num_labels=labels, problem_type=problem)
+    folder = tmp_path / f'{labels}{problem}'
+    transformers.AutoModelForImageClassification.from_config(config).save_pretrained(folder)
+    (folder / 'preprocessor_config.json').write_text('{"size": {"height": 8, "width": 8}}')
+    if link is not None:
+      assert read(folder).link == link
+    else:
+      with pytest.raises(UserError, match='its head is one of regression'):
+        read(folder)
+
+
 # Model options -> the kind that is written where none is named.
 OURS = {
   'vit': config.ViTConfig(pool='token', activation='gelu_tanh', position_resize='bicubic'),

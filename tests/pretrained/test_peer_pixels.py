@@ -141,8 +141,9 @@ def test_pixels_are_those_of_transformers(name, backend, photographs, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize('size', [(224, 224), (32, 64), (64, 32)])
 @pytest.mark.parametrize('mode', ['shortest', 'squash'])
-def test_pixels_are_those_of_open_clip(mode, photographs):
+def test_pixels_are_those_of_open_clip(mode, size, photographs):
   transform = pytest.importorskip('open_clip.transform')
   values = {
     'interpolation': 'bicubic',
@@ -150,6 +151,6 @@ def test_pixels_are_those_of_open_clip(mode, photographs):
     'mean': [0.48, 0.46, 0.41],
     'std': [0.27, 0.26, 0.28],
   }
-  theirs = transform.image_transform_v2(transform.PreprocessCfg(size=224, **values), is_train=False)
-  preprocess = open_clip.preprocess_of(JsonObject(pathlib.Path('x'), values), (224, 224))
+  theirs = transform.image_transform_v2(transform.PreprocessCfg(size=size, **values), is_train=False)
+  preprocess = open_clip.preprocess_of(JsonObject(pathlib.Path('x'), values), size)
   compare(preprocess, photographs, lambda image: theirs(image).numpy().transpose(1, 2, 0))

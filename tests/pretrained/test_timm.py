@@ -302,11 +302,25 @@ def test_sizes_of_the_written_names_are_timms():
     ({'global_pool': 'prr'}, "global_pool 'prr'"),
     ({'global_pool': 'avg', 'pool_include_prefix': True, 'reg_tokens': 2}, 'all of the tokens'),
     ({'act_layer': 'elu'}, "act_layer 'elu'"),
+    ({'img_size': 20, 'dynamic_img_size': True, 'dynamic_img_pad': True}, 'dynamic_img_pad'),
   ],
 )
 def test_model_that_we_do_not_have_is_refused(options, words, tmp_path):
-  save(timm.create_model('vit_base_patch16_224', **SIZES, **options), tmp_path)
+  save(timm.create_model('vit_base_patch16_224', **SIZES | options), tmp_path)
   with pytest.raises(UserError, match=words):
+    read(tmp_path)
+
+
+@pytest.mark.parametrize(
+  'option',
+  [{'patchify_channels_last': False}, {'pos_embed_antialias': False}, {'pos_embed_ar_preserving': True}],
+)
+def test_an_argument_that_may_change_the_function_is_refused_by_its_name(option, tmp_path):
+  save(timm.create_model('naflexvit_base_patch16_gap', **SIZES, **option), tmp_path)
+  config = json.loads((tmp_path / 'config.json').read_text())
+  config['model_args'] |= option
+  (tmp_path / 'config.json').write_text(json.dumps(config))
+  with pytest.raises(UserError, match=f'its model_args set {next(iter(option))}'):
     read(tmp_path)
 
 

@@ -215,6 +215,16 @@ def test_tower_is_that_of_transformers_and_written_again(name, tmp_path):
   print(f'{name} | {tower.cls} | {loaded:.1e} | {written:.1e}')
 
 
+@pytest.mark.parametrize('size', [(16, 32), (24, 24)])
+def test_positions_of_aimv2_that_are_computed_are_those_of_the_size_that_is_loaded(size, tmp_path):
+  peer_of('aimv2 native').save_pretrained(tmp_path)
+  images = make_images(read(tmp_path))
+  images = np.random.default_rng(0).standard_normal((2, *size, images.shape[-1])).astype(np.float32)
+  expected = output_of(transformers.AutoModel.from_pretrained(tmp_path).eval(), 'aimv2 native', images)
+  ours = vit_jax.load(tmp_path, image_size=size)
+  assert relative(ours.embeddings(images), expected) < 1e-5
+
+
 def formats_kind(name: str) -> str:
   kinds = {'siglip2': 'siglip', 'data2vec': 'beit', 'metaclip2': 'clip'}
   return kinds.get(name.split()[0], name.split()[0])

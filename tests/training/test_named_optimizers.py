@@ -21,11 +21,12 @@ from vit_jax.training import loop
 from vit_jax.training.optimizer import make_optimizer
 from vit_jax.training.run import Dataset, Run
 
-DEPTH = 3
+DEPTH = 34  # so many blocks that Adafactor would take them for rows
 SHAPES = {
   'blocks/mlp/dense_in/kernel': (DEPTH, 40, 48),
   'blocks/norm/scale': (DEPTH, 40),
-  'text_tower/blocks/mlp/dense_in/kernel': (DEPTH, 33, 36),
+  'text_tower/blocks/mlp/dense_in/kernel': (DEPTH, 36, 38),
+  'stage6/others/project/kernel': (DEPTH, 1, 1, 36, 38),
   'head/kernel': (40, 7),
   'head/bias': (7,),
 }
@@ -40,7 +41,7 @@ def unstacked(flat):
   """Each block's part of a stack as a parameter of its own."""
   result = {}
   for path, leaf in flat.items():
-    parts = enumerate(leaf) if 'blocks/' in path else [('', leaf)]
+    parts = enumerate(leaf) if len(leaf) == DEPTH else [('', leaf)]
     result |= {f'{path}|{number}': part for number, part in parts}
   return result
 

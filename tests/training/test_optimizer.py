@@ -185,7 +185,8 @@ def test_rmsprop_is_tensorflows():
   ('options', 'said'),
   [
     ({'name': 'loin'}, "config.optimizer: there is no optimizer 'loin'; did you mean 'lion'"),
-    ({'name': 'novograd'}, "'novograd' is no optimizer here: it needs the norms of layers"),
+    ({'name': 'novograd'}, "'novograd' is no optimizer here: it needs norms or maxima of layers"),
+    ({'name': 'sm3'}, "'sm3' is no optimizer here: it needs norms or maxima of layers"),
     ({'name': 'lbfgs'}, "'lbfgs' is no optimizer here: it needs a line search"),
     ({'name': 'adamw'}, "'adam' with optimizer.weight_decay is AdamW"),
     ({'name': 'sgd', 'b1': 0.9}, "the optimizer 'sgd' does not take b1; it takes momentum"),

@@ -37,6 +37,8 @@ class Block(nnx.Module):
 
   # Whether it can compute the first tokens only.
   reads_first: ClassVar[bool] = True
+  # What the paths of its parts begin with, of each of its attentions and MLPs.
+  members: ClassVar[tuple[str, ...]] = ('',)
 
   def __init__(
     self,

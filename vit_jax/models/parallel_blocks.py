@@ -42,6 +42,7 @@ class ParallelPairs(nnx.Module):
   """The sum of two attentions, then that of two MLPs (arXiv 2203.09795, section 3); both pairs are dropped as one."""
 
   reads_first: ClassVar[bool] = False
+  members: ClassVar[tuple[str, ...]] = ('first/', 'second/')
 
   def __init__(self, *arguments: Any, **options: Any):
     self.first = Block(*arguments, **options)

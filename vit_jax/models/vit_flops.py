@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from vit_jax.models import flops
 from vit_jax.models.base import Architecture, Grid
+from vit_jax.models.encoder_block import BLOCKS
 from vit_jax.models.flops import Layer
 from vit_jax.models.parts.mlps import MLPS
 from vit_jax.models.parts.pools import POOLS
@@ -32,7 +33,8 @@ def layers(config: 'ViTConfig', architecture: Architecture, patch_dropout: float
     for part, products in _block_multiplications(config, tokens, (rows, columns)).items()
   ]
   if pool.has_parameters:
-    layers.append(Layer(f'{config.pool}_pool', (width,), pool.multiplications(config, tokens)))
+    read = tokens - config.leading_tokens if config.pool.endswith('_patches') else tokens
+    layers.append(Layer(f'{config.pool}_pool', (width,), pool.multiplications(config, read)))
   return layers + _heads(config, pool.widths * width, classes, tokens)
 
 
@@ -61,13 +63,18 @@ def _block_multiplications(config: 'ViTConfig', tokens: int, grid: Grid) -> dict
   width = config.sizes.width
   mlp = MLPS[config.mlp].multiplications(tokens, rows * columns, width, config.sizes.mlp_dim)
   products = 2 + config.positions.more_products
-  if not config.axial:
-    return {'attention': flops.attention(tokens, tokens, width, products), 'mlp': mlp}
+  if config.axial:
+    attentions = {
+      'row/': rows * flops.attention(columns, columns, width, products),
+      'column/': columns * flops.attention(rows, rows, width, products),
+    }
+  else:
+    attentions = {'': flops.attention(tokens, tokens, width, products)}
   return {
-    'row/attention': rows * flops.attention(columns, columns, width, products),
-    'row/mlp': mlp,
-    'column/attention': columns * flops.attention(rows, rows, width, products),
-    'column/mlp': mlp,
+    f'{half}{member}{part}': multiplications
+    for half, attention in attentions.items()
+    for part, multiplications in (('attention', attention), ('mlp', mlp))
+    for member in BLOCKS[config.block].members
   }
 
 

@@ -70,6 +70,13 @@ class Instruction:
     found = re.search(rf'\b{name}=[{{%"]*([\w.\-]+)', self.attributes)
     return found[1] if found else None
 
+  @property
+  def branches(self) -> list[str]:
+    """The computations of which a 'conditional' runs one."""
+    found = re.search(r'\bbranch_computations=\{([^}]*)\}', self.attributes)
+    names = found[1].split(',') if found else map(self.attribute, ('true_computation', 'false_computation'))
+    return [name.strip(' %') for name in names if name]
+
 
 @dataclasses.dataclass(frozen=True)
 class Module:

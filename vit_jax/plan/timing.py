@@ -43,7 +43,7 @@ class Traffic:
   bytes: float = 0  # that each device gives or gets, over all of them
   seconds: float = 0  # on the links, whether or not the device computes meanwhile
 
-  def add(self, other: 'Traffic', times: int = 1) -> None:
+  def add(self, other: 'Traffic', times: float = 1) -> None:
     """Counts the other traffic, `times` times."""
     self.count += times * other.count
     self.bytes += times * other.bytes
@@ -67,7 +67,7 @@ class Estimate:
     """Time of all of it."""
     return self.compute + self.memory + self.exposed + self.copies
 
-  def add(self, other: 'Estimate', times: int) -> None:
+  def add(self, other: 'Estimate', times: float) -> None:
     """Counts the other estimate, `times` times."""
     self.compute += times * other.compute
     self.memory += times * other.memory
@@ -153,6 +153,9 @@ class _Schedule:
       self._total.add(body, self._program.module.trip_count(i))
     elif i.opcode == 'call' and (callee := i.attribute('to_apply') or i.attribute('calls')):
       self._total.add(self._program.computation(callee), 1)
+    elif i.opcode == 'conditional':  # of patch sizes, each of which is as likely
+      for name in (branches := i.branches):
+        self._total.add(self._program.computation(name), 1 / len(branches))
     elif i.opcode in ('async-start', 'async-update'):
       self._asynchronous(i)
     elif i.opcode in ('send', 'recv') and (crossing := _CROSSING.search(i.attributes)):

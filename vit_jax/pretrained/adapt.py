@@ -46,8 +46,8 @@ def adapt(
 ) -> tuple[dict[str, np.ndarray], Report]:
   """The checkpoint's arrays in the shapes of another architecture.
 
-  A kernel for another number of channels: from n to 1, the sum over the channels, which is the same for
-  gray images; from 1 to n, an n-th of it for each. Tables of positions are resized.
+  A kernel for another number of channels: from n to 1, the sum over the channels, which is the same for gray images
+  that are normalised alike in all of them; from 1 to n, an n-th of it for each. Tables of positions are resized.
 
   Args:
     pretrained: the checkpoint; its arrays are given on where they fit, not copied.

@@ -2,12 +2,14 @@
 
 import dataclasses
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
 from vit_jax.foundation import pytrees
 from vit_jax.foundation.errors import UserError
-from vit_jax.pretrained.base import Pretrained
+from vit_jax.models.base import ModelConfig
+from vit_jax.pretrained.base import FREE_OPTIONS, Link, Pretrained
 
 
 def of(first: Pretrained, others: Iterable[Pretrained]) -> Pretrained:
@@ -20,8 +22,8 @@ def of(first: Pretrained, others: Iterable[Pretrained]) -> Pretrained:
   for count, other in enumerate(others, 2):
     flat = pytrees.flatten(other.params)
     same_shapes = {p: a.shape for p, a in flat.items()} == {p: a.shape for p, a in arrays.items()}
-    same = first.architecture.model.differing_function(other.architecture.model) is None
-    if not (same and same_shapes and first.class_names == other.class_names):
+    same = _function(first) == _function(other) and first.class_names == other.class_names
+    if not (same and same_shapes):
       raise UserError(
         f'Checkpoint {count} is of another model than the first, or of other classes; average fine-tunings of one '
         'model on the same classes.'
@@ -31,3 +33,11 @@ def of(first: Pretrained, others: Iterable[Pretrained]) -> Pretrained:
   params = pytrees.unflatten({path: (array / count).astype(np.float32) for path, array in arrays.items()})
   note = f'The mean of {count} checkpoints; preprocessing and names of classes are those of the first.'
   return dataclasses.replace(first, params=params, adapted=None, notes=(*first.notes, note))
+
+
+def _function(pretrained: Pretrained) -> tuple[type[ModelConfig], dict[str, Any], Link]:
+  """What a model computes by its parameters: its kind, its options and its link, but how other sizes are resized."""
+  model = pretrained.architecture.model.resolved()
+  options = {field.name: getattr(model, field.name) for field in dataclasses.fields(model)}
+  unlike = {'variant', 'layer_scale', 'position_resize', *FREE_OPTIONS}  # layer_scale: where it began
+  return type(model), {name: options[name] for name in options.keys() - unlike}, pretrained.link

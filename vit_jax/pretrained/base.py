@@ -29,6 +29,13 @@ SIGMOID_LOST = (
 M = TypeVar('M', bound=ModelConfig)
 
 Link = Literal['softmax', 'sigmoid']
+# Options that change how a model is trained or computed, or follow from others, and that a folder need not hold.
+FREE_OPTIONS = frozenset(
+  {
+    *('attention', 'attention_dropout', 'cut_images', 'dropout', 'dtype', 'head_bias', 'patch_dropout'),
+    *('kernel_deviation', 'remat', 'rotary_moves', 'stochastic_depth', 'token_merging', 'unroll'),
+  }
+)
 
 
 class UnknownModelError(Exception):

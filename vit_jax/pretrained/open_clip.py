@@ -224,16 +224,18 @@ def _config(files: TensorFiles) -> JsonObject:
 
 
 def preprocess_of(values: JsonObject, image_size: tuple[int, int]) -> Preprocess:
-  """OpenCLIP's evaluation: the shorter side resized and the middle cut, as torchvision does, or squashed."""
-  shorter = values.choice('resize_mode', {'shortest': max(image_size), 'squash': None}, 'shortest')
+  """OpenCLIP's evaluation: the middle of an image that covers the size, whose shape is kept, or squashed."""
+  height, width = image_size
+  keeps = values.choice('resize_mode', {'shortest': True, 'squash': False}, 'shortest')
   methods: dict[str, Method] = {'bicubic': 'bicubic', 'bilinear': 'bilinear'}
   return Preprocess(
     image_size,
     3,
     values.numbers('mean', CLIP_PIXELS['mean'], 3, low=-1e6),
     values.numbers('std', CLIP_PIXELS['std'], 3, low=1e-6),
-    shorter=shorter,
-    timm='center' if shorter else None,
+    shorter=height if keeps and height == width else None,
+    whole=image_size if keeps and height != width else None,
+    timm='center' if keeps else None,
     method=values.choice('interpolation', methods, 'bicubic'),
     antialias=True,
   )

@@ -121,7 +121,7 @@ def applied(base: Pretrained, folder: str | os.PathLike[str]) -> Pretrained:
         for module, own in adapters.items():
           name = names[f'{module}.weight']
           tensors[name] = _merged(
-            files, tensors[name], own, _alpha(config, module), config.flag('use_rslora', False)
+            files, tensors[name], own, _alpha(config, own), config.flag('use_rslora', False)
           )
         tensors |= {names[name]: files.read(full) for name, full in others.items()}
         return _as_trained(
@@ -205,11 +205,15 @@ def _named(files: TensorFiles) -> tuple[dict[str, dict[str, str]], dict[str, str
   return adapters, others
 
 
-def _alpha(config: JsonObject, module: str) -> float:
-  """The alpha of a module, by PEFT's rule: that of the first pattern that its name ends with."""
+def _alpha(config: JsonObject, own: dict[str, str]) -> float:
+  """The alpha of a module, of which these are the tensors: that of the first pattern with which its name ends (PEFT).
+
+  The name is that of the file, for which the patterns were written.
+  """
+  module = own[LORA_B].removeprefix(_PREFIX).removesuffix('.lora_B.weight')
   patterns = config.raw('alpha_pattern')
   for pattern, alpha in patterns.items() if isinstance(patterns, dict) else ():
-    if re.fullmatch(rf'(.*\.)?({_renamed(pattern)})', module):
+    if re.match(rf'(.*\.)?({pattern})$', module):
       return float(alpha)
   return config.number('lora_alpha', 8)
 

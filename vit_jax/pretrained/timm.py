@@ -26,9 +26,29 @@ NAME = re.compile(
   r'(vit|deit3?|naflexvit|eva(02)?|beit(3|v2)?|aimv2|flexivit|samvit|test_vit\d?)_|test_vit\d?$'
 )
 _OF_PATCHES = re.compile(r'(embeds\.|patch_embed\.)')  # a tensor that tells them without a config.json
-# What model_args may set and the tensors do not tell, beside what is read here.
-_ELSEWHERE = {'block_fn', 'mlp_layer', 'attn_layer', 'embed_layer', 'use_post_norm', 'use_rot_pos_emb'} | {
-  f'rope_{part}' for part in ('type', 'temperature', 'grid_offset', 'grid_indexing', 'rotate_half')
+# model_args of Vision Transformers: those that are read here,
+_KNOWN = {
+  *('num_heads', 'act_layer', 'init_values', 'ref_feat_shape', 'pool_include_prefix', 'attn_pool_num_heads'),
+  # those that the tensors tell,
+  *('depth', 'norm_layer', 'embed_norm_layer', 'attn_pool_mlp_ratio', 'num_kv_heads', 'pos_embed_grid_size'),
+  *(
+    'qkv_bias',
+    'qkv_fused',
+    'qk_norm',
+    'proj_bias',
+    'swiglu_mlp',
+    'swiglu_align_to',
+    'attn_only_layer_scale',
+    'attn_type',
+  ),
+  *('scale_attn_norm', 'scale_mlp_norm', 'scale_mlp', 'scale_attn_inner', 'scale_attn_inner_norm'),
+  *('class_token', 'reg_tokens', 'num_reg_tokens', 'no_embed_class', 'pre_norm', 'final_norm', 'fc_norm'),
+  *('use_fc_norm', 'use_pre_transformer_norm', 'use_post_transformer_norm'),
+  *('pos_embed', 'use_abs_pos_emb', 'use_rel_pos_bias', 'use_shared_rel_pos_bias'),
+  *('rel_pos_type', 'rel_pos_dim', 'shared_rel_pos'),
+  # and those of training, or of images that `load` is given.
+  *('pos_drop_rate', 'patch_drop_rate', 'attn_drop_rate', 'weight_init', 'fix_init', 'head_init_scale'),
+  *('dynamic_img_size', 'dynamic_img_pad'),
 }
 _POOLS: dict[str, Pooling] = {
   'token': 'token',
@@ -71,6 +91,8 @@ class TimmFormat(FolderFormat):
     model = with_told(values.path.parent, model, options.told)
     image_size, notes = _image_size(shapes, arguments, published, model)
     model = dataclasses.replace(model, cut_images=any(side % model.patch_pixels for side in image_size))
+    if model.cut_images and arguments.flag('dynamic_img_pad', False):
+      raise UnknownModelError('it pads images that its patches do not divide (dynamic_img_pad)')
     notes += (NO_DISTILLATION_HEAD,) if 'dist_token' in shapes and not model.distillation_token else ()
     guessed = not alone and 'embed_dim' in arguments  # otherwise the architecture's name tells
     if guessed and 'num_heads' not in arguments and 'heads' not in options.told:
@@ -121,11 +143,7 @@ def _check(shapes: Shapes, name: str, arguments: JsonObject) -> None:
     raise UnknownModelError(why)
   if 'conv_proj.weight' in shapes:
     raise UnknownModelError("its tensors have torchvision's names")
-  for argument in sorted(_ELSEWHERE):
-    if argument in arguments:
-      raise UnknownModelError(
-        f'its model_args set {argument}, which vit_jax knows from the name of the architecture'
-      )
+  timm_config.check_arguments(arguments, _KNOWN)
 
 
 def _model(shapes: Shapes, name: str, arguments: JsonObject, pool: str) -> tuple[ViTConfig, Defaults]:

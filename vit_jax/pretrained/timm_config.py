@@ -3,7 +3,7 @@
 import math
 import pathlib
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, get_args
 
 import numpy as np
@@ -18,7 +18,7 @@ _INTERPOLATIONS: dict[str, Method] = {method: method for method in get_args(Meth
 _CROPS: dict[str, TimmCrop] = {crop: crop for crop in get_args(TimmCrop)}
 # What timm takes where a config.json says nothing of it.
 _CROP_PCT, _MEAN, _STD = 0.875, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-# model_args that the tensors tell, or no output depends on.
+# model_args of all models that are read, that the tensors tell, or that no output depends on.
 _TOLD = frozenset(
   {
     *('num_classes', 'in_chans', 'img_size', 'global_pool', 'patch_size', 'embed_dim', 'num_blocks'),
@@ -58,9 +58,14 @@ def config(
 
 def check(values: JsonObject, *known: str) -> None:
   """Raises UnknownModelError for another pool than the mean, and for model_args that are not `known` and may matter."""
-  arguments, pool = values.section('model_args'), global_pool(values, 'avg')
+  pool = global_pool(values, 'avg')
   if pool != 'avg':
     raise UnknownModelError(f"it has global_pool {pool!r}, and vit_jax has such models with 'avg' only")
+  check_arguments(values.section('model_args'), known)
+
+
+def check_arguments(arguments: JsonObject, known: Collection[str]) -> None:
+  """Raises UnknownModelError for model_args that are not `known`, and may change what the model computes."""
   for name in arguments.names():
     if name in arguments and name not in _TOLD and name not in known:
       raise UnknownModelError(f'its model_args set {name}, which vit_jax does not know of such models')

@@ -17,7 +17,7 @@ from vit_jax.foundation import pytrees
 from vit_jax.models.base import Architecture, Grid
 from vit_jax.models.vit_config import ViTConfig
 from vit_jax.pretrained import preprocessor_config
-from vit_jax.pretrained.base import Pretrained, ReadOptions, with_told
+from vit_jax.pretrained.base import FREE_OPTIONS, Link, Pretrained, ReadOptions, UnknownModelError, with_told
 from vit_jax.pretrained.huggingface import FolderFormat, Unfit, config_of, vit_of
 from vit_jax.pretrained.json_values import JsonObject
 from vit_jax.pretrained.safetensors_files import TensorFiles
@@ -32,13 +32,6 @@ from vit_jax.pretrained.torch_names import (
 )
 from vit_jax.pretrained.transformers_family import TWO_HEADS, Family
 
-# Options that change how a model is trained or computed, or follow from others, and that a folder need not hold.
-_FREE = frozenset(
-  {
-    *('attention', 'attention_dropout', 'cut_images', 'dropout', 'dtype', 'head_bias', 'patch_dropout'),
-    *('remat', 'rotary_moves', 'stochastic_depth', 'token_merging', 'unroll'),
-  }
-)
 # Options of which a folder holds no more than whether the factors or tokens are there, or how they are resized.
 _BY_PRESENCE = frozenset({'layer_scale', 'mask_token', 'position_resize', 'variant'})
 
@@ -119,7 +112,7 @@ class TransformersFormat(FolderFormat):
       ignored=ignored,
       derived=self.derived(files, prefix, architecture),
       notes=notes + about_images,
-      link='sigmoid' if whole.text('problem_type') == MULTI_LABEL else 'softmax',
+      link=link_of(whole, num_classes),
     )
 
   def _tokens(self, family: Family, prefix: str, model: ViTConfig) -> Tokens:
@@ -240,8 +233,16 @@ class TransformersFormat(FolderFormat):
       untold = (
         head is None and (name == 'pre_logits_size' or model.pre_logits_size is None) and 'pre_logits' in name
       )
-      if not same and name not in _FREE and not untold:
+      if not same and name not in FREE_OPTIONS and not untold:
         raise Unfit(f'it has {name} {theirs!r} and this model {ours!r}')
+
+
+def link_of(values: JsonObject, num_classes: int) -> Link:
+  """What turns a head's logits into probabilities; UnknownModelError for one of regression (transformers' rule)."""
+  kind = values.text('problem_type')
+  if kind == 'regression' or (not kind and num_classes == 1):
+    raise UnknownModelError('its head is one of regression, and vit_jax has heads of classes')
+  return 'sigmoid' if kind == MULTI_LABEL else 'softmax'
 
 
 def written_classes(pretrained: Pretrained, *, head: bool) -> dict[str, Any]:

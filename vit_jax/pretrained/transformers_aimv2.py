@@ -2,15 +2,16 @@
 
 import dataclasses
 import functools
+import math
 from typing import Any
 
 import numpy as np
 
-from vit_jax.models.base import Architecture
 from vit_jax.models.vit_config import ViTConfig
+from vit_jax.pretrained.base import ReadOptions
 from vit_jax.pretrained.json_values import JsonObject
 from vit_jax.pretrained.safetensors_files import TensorFiles
-from vit_jax.pretrained.torch_names import Derived, Tokens, attention, layer, norm
+from vit_jax.pretrained.torch_names import Derived, Layout, Tokens, attention, layer, norm
 from vit_jax.pretrained.transformers import TransformersFormat
 from vit_jax.pretrained.transformers_clip import CLIP_PIXELS
 from vit_jax.pretrained.transformers_family import Family
@@ -54,6 +55,11 @@ _AIMV2 = Family(
   classifier=None,
 )
 
+_COMPUTED = (
+  'Its positions are computed for images of {} x {} (load(…, image_size=…) for others), and resized for those of '
+  'another size.'
+)
+
 
 class Aimv2Format(TransformersFormat):
   """A folder of `Aimv2VisionModel` or `Aimv2Model`, without the pooling head."""
@@ -76,16 +82,22 @@ class Aimv2Format(TransformersFormat):
   def values(self, model: ViTConfig) -> dict[str, Any]:
     return {'rms_norm_eps': model.norm_epsilon, 'use_head': False, 'is_native': False}
 
-  def derived(self, files: TensorFiles, prefix: str, architecture: Architecture) -> dict[str, Derived]:
-    """The fixed positions of a model for images of any size, which become learned ones."""
-    name = prefix + 'embeddings.position_embedding.weight'
-    if name in files.shapes:
-      return {}
-    grid, width = (
-      architecture.model.grid(architecture.image_size),
-      files.shapes[f'{prefix}rms_norm.weight'][0],
+  def layout(self, files: TensorFiles, values: JsonObject, options: ReadOptions) -> Layout:
+    """That of transformers; a model without a table computes its positions, here for the size that is asked for."""
+    layout = super().layout(files, values, options)
+    architecture, tokens, model = layout.architecture, layout.tokens, layout.architecture.model
+    assert isinstance(model, ViTConfig) and tokens is not None and tokens.position is not None
+    if tokens.position in files.shapes:
+      return layout
+    size = options.image_size or architecture.image_size
+    grid, width = model.grid(size), model.sizes.width
+    waves = functools.partial(_waves, grid, width)
+    return dataclasses.replace(
+      layout,
+      architecture=dataclasses.replace(architecture, image_size=size),
+      derived={tokens.position: Derived((math.prod(grid), width), (), waves)},
+      notes=(*layout.notes, _COMPUTED.format(*size)),
     )
-    return {name: Derived((grid[0] * grid[1], width), (), functools.partial(_waves, grid, width))}
 
 
 def _waves(grid: tuple[int, int], width: int) -> np.ndarray:

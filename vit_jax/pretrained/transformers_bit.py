@@ -15,6 +15,7 @@ from vit_jax.pretrained.huggingface import FolderFormat, config_of
 from vit_jax.pretrained.json_values import JsonObject
 from vit_jax.pretrained.safetensors_files import TensorFiles
 from vit_jax.pretrained.torch_names import Layout, Rule, check_depth, layer
+from vit_jax.pretrained.transformers import link_of
 from vit_jax.pretrained.transformers_family import HALF
 
 _MODEL_TYPE = 'bit'
@@ -67,6 +68,7 @@ class BitFormat(FolderFormat):
       preprocess=preprocess,
       class_names=values.class_names(num_classes),
       notes=notes,
+      link=link_of(values, num_classes),
     )
 
 

@@ -16,7 +16,7 @@ from vit_jax.pretrained.huggingface import FolderFormat, Unfit, config_of
 from vit_jax.pretrained.json_values import JsonObject
 from vit_jax.pretrained.safetensors_files import TensorFiles
 from vit_jax.pretrained.torch_names import HEAD_PATHS, Export, Layout, Rule
-from vit_jax.pretrained.transformers import MULTI_LABEL, written_classes
+from vit_jax.pretrained.transformers import link_of, written_classes
 from vit_jax.pretrained.transformers_family import IMAGENET
 
 _MODEL_TYPE = 'efficientnet'
@@ -79,7 +79,7 @@ class EfficientNetFormat(FolderFormat):
       preprocess=preprocess,
       class_names=values.class_names(num_classes),
       notes=notes + _padding_notes(values, model, image_size),
-      link='sigmoid' if values.text('problem_type') == MULTI_LABEL else 'softmax',
+      link=link_of(values, num_classes),
     )
 
   def export(self, pretrained: Pretrained) -> Export:

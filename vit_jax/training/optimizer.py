@@ -41,8 +41,8 @@ class OptimizerConfig:
   # for all but the kernels between embedding and head), 'lamb' (arXiv 1904.00962, for large batches), 'adafactor'
   # (arXiv 1804.04235, little memory: see `adafactor_scaling`), 'schedule_free' (arXiv 2405.15682, AdamW whose
   # parameters are averaged, in the place of a decay of the rate: schedule.decay=constant), or a scaling of optax,
-  # that is `optax.scale_by_NAME`: 'adadelta', 'adamax', 'adan', 'amsgrad', 'belief', 'factored_rms', 'lion',
-  # 'optimistic_gradient', 'radam', 'rms', 'rss', 'sign', 'sm3', 'stddev', 'yogi'.
+  # that is `optax.scale_by_NAME`: 'adadelta', 'adamax', 'adan', 'amsgrad', 'belief', 'lion', 'optimistic_gradient',
+  # 'radam', 'rms', 'rss', 'sign', 'stddev', 'yogi'.
   name: str = 'adam'
   # Decay of the first moment, where the optimizer has that argument; of 'schedule_free' the share of the average where
   # gradients are taken. None for optax's default.
@@ -104,10 +104,13 @@ class OptimizerConfig:
 # What optax has as `scale_by_NAME` and is no optimizer here: name -> why.
 _NOT_HERE = {
   'distance_over_gradients': 'it sets the learning rate itself, which the schedule does here',
+  'factored_rms': "'adafactor' is it, block by block",
   'lbfgs': 'it needs a line search over the loss of all images',
   'learning_rate': 'the schedule has it',
-  'novograd': 'it needs the norms of layers, which a stack of blocks has as one',
   'schedule': 'the schedule has it',
+  **dict.fromkeys(
+    per_layer.NOT_OF_STACKS, 'it needs norms or maxima of layers, which a stack of blocks has as one'
+  ),
 }
 
 # Optimizers that optax does not have as `scale_by_NAME`: name -> function of an `OptimizerConfig`.
@@ -202,8 +205,9 @@ def _optax_function(name: str) -> Callable[..., optax.GradientTransformation]:
   found = getattr(optax, f'scale_by_{name}', None)
   if found is not None:
     return found
-  known = [*OPTIMIZERS.names(), *filter(_is_optimizer, dir(optax))]
-  known = [each.removeprefix('scale_by_') for each in known]
+  known = [
+    each.removeprefix('scale_by_') for each in (*OPTIMIZERS.names(), *filter(_is_optimizer, dir(optax)))
+  ]
   near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
   if name == 'adamw':
     hint = "'adam' with optimizer.weight_decay is AdamW"
@@ -270,16 +274,16 @@ def lamb_scaling(optimizer: OptimizerConfig) -> optax.GradientTransformation:
 def adafactor_scaling(optimizer: OptimizerConfig) -> optax.GradientTransformation:
   """Adafactor with the schedule's rate and momentum, as big_vision's ViTs have it (arXiv 2106.04560, section 3.4).
 
-  Second moments are kept by row and by column of the two largest dimensions, where both have 32 or more; their decay
-  is 1 - t^-0.8 in step t, at most b2 (0.999). `clipping_threshold` limits the RMS of each layer's direction, by default
-  not: 1 is that of the original.
+  Second moments are kept by row and by column of a layer's two largest dimensions, where both have 32 or more; their
+  decay is 1 - t^-0.8 in step t, at most b2 (0.999). `clipping_threshold` limits the RMS of each layer's direction, by
+  default not: 1 is that of the original.
   """
   check_taken(optimizer, 'b2', 'momentum', 'min_dim_size_to_factor', 'clipping_threshold')
   arguments, cap = dict(optimizer.arguments), 0.999 if optimizer.b2 is None else optimizer.b2
   momentum = _MOMENTUM if optimizer.momentum is None else optimizer.momentum
   limit = arguments.get('clipping_threshold')
   return optax.chain(
-    optax.scale_by_factored_rms(
+    per_layer.factored_rms(
       min_dim_size_to_factor=int(arguments.get('min_dim_size_to_factor', 32)),
       decay_rate_fn=lambda step, power: jnp.minimum(
         cap, 1 - (jnp.asarray(step) + 1.0) ** -jnp.asarray(power)

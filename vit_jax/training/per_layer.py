@@ -1,4 +1,4 @@
-"""Scalings of updates by norms of whole layers; in a stack of blocks, by those of each block."""
+"""Scalings of updates by what is known of whole layers; in a stack of blocks, of each block."""
 
 import re
 from collections.abc import Callable
@@ -6,11 +6,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from vit_jax.foundation import pytrees
 
-_STACK = re.compile(r'(^|/)blocks/')  # paths of parameters that hold all blocks, also those of a second tower
+# Paths of parameters that hold several blocks: all of them, also those of a second tower, or an EfficientNet's stage.
+_STACK = re.compile(r'(^|/)(blocks|stage\d+/others)/')
+
+# Scalings of optax by norms or maxima of whole arrays, for which it would take a stack.
+NOT_OF_STACKS = ('novograd', 'param_block_norm', 'param_block_rms', 'sm3', 'trust_ratio')
 
 
 def trust_ratio() -> optax.GradientTransformation:
@@ -35,6 +40,25 @@ def clip_by_rms(limit: float) -> optax.GradientTransformation:
     return update / jnp.maximum(1, jnp.sqrt(jnp.mean(update**2)) / limit)
 
   return _each_layer(scale)
+
+
+def factored_rms(**options: Any) -> optax.GradientTransformation:
+  """`optax.scale_by_factored_rms` with its options; an array whose rows would be blocks of a stack is kept whole."""
+  inner, least = optax.scale_by_factored_rms(**options), options.get('min_dim_size_to_factor', 128)
+
+  def seen(tree: Any) -> Any:
+    def flat(path: str, leaf: Any) -> Any:
+      *_, second, first = (0, 0, *np.argsort(leaf.shape))  # the axes that would be factored
+      mixes = _STACK.search(path) and 0 in (first, second) and leaf.shape[second] >= least
+      return leaf.reshape(-1) if mixes else leaf
+
+    return pytrees.map_with_path(flat, tree)
+
+  def update(updates: optax.Updates, state: Any, params: Any) -> tuple[optax.Updates, Any]:
+    scaled, state = inner.update(seen(updates), state, seen(params))
+    return jax.tree.map(lambda leaf, update: leaf.reshape(update.shape), scaled, updates), state
+
+  return optax.GradientTransformation(lambda params: inner.init(seen(params)), update)
 
 
 def _each_layer(scale: Callable[[jax.Array, jax.Array], jax.Array]) -> optax.GradientTransformation:
