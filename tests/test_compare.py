@@ -68,6 +68,15 @@ def test_seeds_of_a_config_have_a_mean(tmp_path):
   assert 'Means' not in comparison.report(comparison.read_runs(dirs[:2]))
 
 
+def test_means_of_runs_that_are_not_at_the_same_step_say_so(tmp_path):
+  dirs = [
+    write(tmp_path / str(seed), dataclasses.replace(RUN, seed=seed), values)
+    for seed, values in enumerate(({9: 0.75}, {5: 0.25}))
+  ]
+  text = comparison.report(comparison.read_runs(dirs))
+  assert '| 50.00% (75.00% at 9, 25.00% at 5)' in text.split('## Means over seeds')[1]
+
+
 def test_best_accuracy_is_the_highest_and_best_loss_the_lowest(tmp_path):
   workdir = write(tmp_path / 'a', RUN, {})
   lines = [

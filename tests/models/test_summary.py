@@ -1,5 +1,6 @@
 """The table of a network's layers: its sums are the plan's, and each block has its own row."""
 
+import itertools
 import math
 import re
 
@@ -59,3 +60,17 @@ def test_each_block_of_table_1_has_its_rows():
     r'total +86,567,656 +35,127.7',
   ):
     assert re.search(row, text), text
+
+
+def test_merged_tokens_are_counted_as_many_as_each_block_has():
+  """B/16 at 224 pixels and r = 8: MLPs of 189, 181 … tokens behind attentions of 197, 189 …"""
+  architecture = Architecture(ViTConfig(variant='B/16', token_merging=8), (224, 224), 3, 0)
+  counts = [197 - 8 * block for block in range(13)]
+  products = sum(
+    4 * n * 768**2 + 2 * n**2 * 768 + 2 * after * 768 * 3072 for n, after in itertools.pairwise(counts)
+  )
+  assert architecture.forward_flops() == 2 * (products + 196 * 768 * 768)
+  assert (
+    architecture.forward_flops(training=True)
+    == Architecture(ViTConfig(variant='B/16'), (224, 224), 3, 0).forward_flops()
+  )

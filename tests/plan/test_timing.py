@@ -298,3 +298,19 @@ def test_loop_costs_as_often_as_it_runs():
   assert estimate.exposed == pytest.approx(3 * reduced)
   traffic = estimate.traffic['all-reduce']
   assert (traffic.count, traffic.bytes, traffic.seconds) == (3, 3 * MIB, pytest.approx(3 * reduced))
+
+
+def test_branches_of_which_one_runs_cost_their_mean():
+  branches = ''.join(
+    f"""
+%{name} (p: f32[8]) -> f32[8] {{
+  {_compute(cycles, name + '_product')}
+}}"""
+    for name, cycles in (('small', 100), ('large', 400), ('middle', 190))
+  )
+  chosen = (
+    '%chosen = f32[8]{0} conditional(%which, %x, %x, %x), branch_computations={%small, %large, %middle}'
+  )
+  assert _estimate([chosen], LINE, before=branches).compute == pytest.approx(230 / CLOCK)
+  either = '%chosen = f32[8]{0} conditional(%p, %x, %x), true_computation=%small, false_computation=%large'
+  assert _estimate([either], LINE, before=branches).compute == pytest.approx(250 / CLOCK)

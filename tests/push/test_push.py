@@ -14,7 +14,13 @@ from hub_emulator import TOKEN, running
 from released_files import logits, path, read, write_folder
 
 from vit_jax.adapters.lora import AdapterConfig
-from vit_jax.config import ClassificationEvaluatorConfig, Config, DataConfig, InitConfig
+from vit_jax.config import (
+  ClassificationEvaluatorConfig,
+  Config,
+  DataConfig,
+  FewShotEvaluatorConfig,
+  InitConfig,
+)
 from vit_jax.foundation.errors import UserError
 from vit_jax.foundation.hub import Address
 from vit_jax.pretrained import bucket_output, peft
@@ -127,10 +133,15 @@ def test_where_model_and_data_are_from_is_named_and_no_path_of_this_machine(gold
   config = Config(
     data=DataConfig(source=f'tfds:{data}:train[:90%]'),
     init=InitConfig(checkpoint='hf-hub:me/base@v2:a.npz'),
-    evaluators={'val': ClassificationEvaluatorConfig(source='folder:/home/me/others', split='val')},
+    evaluators={
+      'val': ClassificationEvaluatorConfig(source='folder:/home/me/others', split='val'),
+      'few': FewShotEvaluatorConfig(shots=(5,)),
+    },
   )
   (tmp_path / 'run').mkdir()
-  (tmp_path / 'run/metrics.jsonl').write_text('{"step": 7, "val/accuracy": 0.25}\n')
+  (tmp_path / 'run/metrics.jsonl').write_text(
+    '{"step": 7, "val/accuracy": 0.25, "few_5shot/accuracy": 0.5}\n'
+  )
   trained, address = Trained(config, 7, 900, 'raw', {}), Address('me/model')
   model_card.write(
     tmp_path / 'model', pretrained, str(tmp_path / 'run/checkpoints/7'), trained, address, None
@@ -145,6 +156,7 @@ def test_where_model_and_data_are_from_is_named_and_no_path_of_this_machine(gold
   }
   assert 'tfds:pets train[:90%], 900 images. Training began from me/base.' in card
   assert re.search(r'accuracy +\| 25.00% +\| +\| folder:others val', card)  # nobody knows of how many images
+  assert re.search(r'5shot/accuracy +\| 50.00% ', card)
   assert str(tmp_path) not in card and '/home' not in card
 
 

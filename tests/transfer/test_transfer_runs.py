@@ -1,8 +1,13 @@
 """Runs of a transfer that have ended, and the choice of a rate."""
 
+import dataclasses
 import math
 
+import pytest
+import tiny
+
 from vit_jax import config as c
+from vit_jax.foundation.errors import NotFinite
 from vit_jax.training import preprocessing, results
 from vit_jax.training.resume import claim
 from vit_jax.transfer import lines
@@ -27,3 +32,22 @@ def test_rate_is_chosen_by_accuracy_then_by_loss_and_a_loss_that_is_no_number_lo
   ranked = [(0.6, 1.0), (0.6, 1.5), (0.6, math.nan), (0.5, 2.0)]
   metrics = [{'test/accuracy': accuracy, 'test/loss': loss} for accuracy, loss in ranked]
   assert sorted([metrics[k] for k in (2, 0, 3, 1)], key=lines._score, reverse=True) == metrics
+
+
+def test_run_whose_loss_is_not_finite_ends_without_results_where_it_may(tmp_path):
+  config = dataclasses.replace(
+    CONFIG,
+    total='60 steps',
+    batch_size=16,
+    nonfinite='skip',
+    model=tiny.options(pool='gap', depth=1),
+    data=dataclasses.replace(CONFIG.data, image_size=(8, 8), channels=1),
+    schedule=c.ScheduleConfig(learning_rate=1e20, decay='constant'),
+  )
+  with pytest.raises(NotFinite, match='is not finite, as in'):
+    results.train(config, tmp_path / 'one', keep=False)
+  for _ in range(2):  # the second time from its result
+    ended = results.train(config, tmp_path / 'other', keep=False, may_diverge=True)
+    assert math.isnan(ended.metrics['test/accuracy']) and math.isnan(ended.metrics['test/loss'])
+  good = {'test/accuracy': 0.1, 'test/loss': 9.0}
+  assert max([ended.metrics, good], key=lines._score) is good

@@ -81,14 +81,17 @@ def _means(groups: Sequence[Sequence[Run]]) -> str:
   """A table: the options in which the groups differ, and each result's mean and value for each seed."""
   firsts = [group[0] for group in groups]
   options = [name for name, *_ in _differing(firsts) if name != 'seed']
-  metrics = [metric for metric in _metrics(firsts) if not metric.startswith('train/')]
+  metrics = _metrics([run for group in groups for run in group])
+  metrics = [metric for metric in metrics if not metric.startswith('train/')]
   rows = []
   for group in groups:
     row = [str(group[0].options.get(option, '')) for option in options]
     for metric in metrics:
-      values = [run.values(metric)[-1][1] for run in group if run.values(metric)]
-      each = ', '.join(format_metric(metric, value) for value in values)
-      row.append(f'{format_metric(metric, Summary.of(values).mean)} ({each})' if values else '')
+      lasts = [run.values(metric)[-1] for run in group if run.values(metric)]
+      alike = len({step for step, _ in lasts}) < 2  # otherwise some have not ended, or ended early
+      each = (format_metric(metric, value) + ('' if alike else f' at {step:,}') for step, value in lasts)
+      mean = format_metric(metric, Summary.of([value for _, value in lasts]).mean) if lasts else ''
+      row.append(f'{mean} ({", ".join(each)})' if lasts else '')
     rows.append(row)
   return markdown.table([*options, *metrics], rows)
 

@@ -27,6 +27,10 @@ class BadImage(UserError):
     self.name = name
 
 
+class NotFinite(UserError):
+  """The loss or the gradient of a run is not finite, at one step or at most of them."""
+
+
 class OutOfReach(UserError):
   """What the network did not give for long. Starting the same command again may help."""
 

@@ -27,7 +27,7 @@ from vit_jax.models.base import (
 from vit_jax.models.capabilities import PositionTable
 from vit_jax.models.encoder_block import BLOCKS
 from vit_jax.models.flops import Layer
-from vit_jax.models.parts import OneOf
+from vit_jax.models.parts import OneOf, fused_attention
 from vit_jax.models.parts.activations import Activation
 from vit_jax.models.parts.attention import Attention
 from vit_jax.models.parts.mlps import MLPS
@@ -84,6 +84,9 @@ class ViTConfig(ModelConfig):
   stem_blocks: tuple[Size, ...] | None = None
   # Channels of that ResNet's root, a multiple of 32.
   stem_width: Size = 64
+  # Channels, multiples of 32, and stride of each 3 x 3 convolution from whose output the patches are cut, such as
+  # ((32, 2), (64, 1), (64, 2)) for cells of 4 pixels (arXiv 2106.14881; models/parts/stems.py). () for none.
+  stem_convolutions: tuple[tuple[Size, Size], ...] | None = None
   # Epsilons of that ResNet's norms and standardised kernels: those of the 'released' code, or 'timm'.
   stem_epsilons: Literal['released', 'timm'] = 'released'
   # Tokens that the head reads (models/parts/pools.py): the class 'token', 'gap' (mean of all tokens but the registers),
@@ -236,7 +239,8 @@ class ViTConfig(ModelConfig):
   @property
   def stem(self) -> type[Stem]:
     """What stands in front of the patch embedding."""
-    return STEMS['patches' if self.sizes.stem_blocks is None else 'resnet']
+    kind = 'patches' if self.sizes.stem_blocks is None else 'resnet'
+    return STEMS['convolutions' if self.sizes.stem_convolutions else kind]
 
   @property
   def positions(self) -> type[Position]:
@@ -355,7 +359,8 @@ class ViTConfig(ModelConfig):
     return self._layers(architecture, 0.0)
 
   def training_layers(self, architecture: Architecture) -> list[Layer]:
-    sizes = [dataclasses.replace(self, patch=patch) for patch in self.patch_sizes] or [self]
+    whole = dataclasses.replace(self, token_merging=0)
+    sizes = [dataclasses.replace(whole, patch=patch) for patch in self.patch_sizes] or [whole]
     return vit_flops.mean([each._layers(architecture, self.patch_dropout) for each in sizes])
 
   def _layers(self, architecture: Architecture, dropped: float) -> list[Layer]:
@@ -371,29 +376,10 @@ class ViTConfig(ModelConfig):
       )
     if self.rotary_moves is not None and not self.positions.can_move:
       raise UserError(f"{path}.rotary_moves goes with position 'rotary_dinov3'; leave it out.")
-    self._check_attention(path)
+    fused_attention.check_options(self, path)
+    if self.sizes.stem_blocks is not None and self.sizes.stem_convolutions:
+      raise UserError(f'{path} has stem_blocks and stem_convolutions; leave one of them out.')
     patch_dropout.check(self, path)
     token_merging.checked(self, path)
     flexible_patches.check(self, path)
     axial.check(self, path)
-
-  def _check_attention(self, path: str) -> None:
-    """Raises UserError where an attention kernel is asked for what it does not have."""
-    if self.attention in ('auto', 'xla'):
-      return
-    name = f'{path}.attention is {self.attention!r}'
-    if self.attention_dropout:
-      raise UserError(
-        f'{name}, which has no dropout of attention weights, and {path}.attention_dropout is '
-        f"{self.attention_dropout}; choose 'auto' or 'xla', or no such dropout."
-      )
-    if self.positions.adds_to_logits:
-      raise UserError(
-        f'{name}, which cannot add to the logits of attention what {path}.position '
-        f"{self.position!r} does; choose 'auto' or 'xla'."
-      )
-    if self.attention == 'cudnn' and self.dtype != 'bfloat16':
-      raise UserError(
-        f"{name}, which computes in bfloat16, and {path}.dtype is {self.dtype!r}; choose 'bfloat16', or "
-        f"attention 'auto' or 'xla'."
-      )

@@ -27,11 +27,13 @@ def layers(config: 'ViTConfig', architecture: Architecture, patch_dropout: float
   channels = layers[-1].output[-1] if layers else architecture.channels
   embedding = patches * sizes.patch**2 * channels * width
   layers.append(Layer('patch_embedding', (patches, width), embedding))
-  layers += [
-    Layer(f'blocks/{number}/{part}', (tokens, width), products)
-    for number in range(sizes.depth)
-    for part, products in _block_multiplications(config, tokens, (rows, columns)).items()
-  ]
+  for number in range(sizes.depth):
+    stay = tokens - min(config.token_merging, (tokens - config.leading_tokens) // 2)
+    layers += [
+      Layer(f'blocks/{number}/{part}', (stay if part.endswith('mlp') else tokens, width), products)
+      for part, products in _block_multiplications(config, tokens, stay, (rows, columns)).items()
+    ]
+    tokens = stay
   if pool.has_parameters:
     read = tokens - config.leading_tokens if config.pool.endswith('_patches') else tokens
     layers.append(Layer(f'{config.pool}_pool', (width,), pool.multiplications(config, read)))
@@ -57,11 +59,11 @@ def mean(networks: Sequence[list[Layer]]) -> list[Layer]:
   ]
 
 
-def _block_multiplications(config: 'ViTConfig', tokens: int, grid: Grid) -> dict[str, int]:
-  """Those of each part of a block, by its path."""
+def _block_multiplications(config: 'ViTConfig', tokens: int, stay: int, grid: Grid) -> dict[str, int]:
+  """Those of each part of a block, by its path; attention is of `tokens`, of which `stay` are left for the MLP."""
   rows, columns = grid
   width = config.sizes.width
-  mlp = MLPS[config.mlp].multiplications(tokens, rows * columns, width, config.sizes.mlp_dim)
+  mlp = MLPS[config.mlp].multiplications(stay, rows * columns, width, config.sizes.mlp_dim)
   products = 2 + config.positions.more_products
   if config.axial:
     attentions = {

@@ -14,6 +14,7 @@ class Sizes:
   heads: int
   stem_blocks: tuple[int, ...] | None = None  # bottlenecks in each stage of a hybrid's ResNet
   stem_width: int = 64  # channels of its root
+  stem_convolutions: tuple[tuple[int, int], ...] = ()  # channels and stride of each convolution in front
 
 
 # Table 1 of the paper (B, L, H), 'Training data-efficient image transformers' (Ti, S) and 'Scaling Vision

@@ -201,14 +201,15 @@ def _estimate(text: str | None, run: Run, known: Hardware | None) -> timing.Esti
 
 
 def _speed(run: Run, estimate: timing.Estimate, model_flops: float, known: Hardware) -> Speed:
-  seconds, devices, steps = estimate.seconds, run.mesh.size, run.timeline.total
+  seconds, devices = estimate.seconds, run.mesh.size
+  whole = seconds * run.training_flops() / model_flops  # steps of smaller images take less
   return Speed(
     step_seconds=seconds,
     compute_seconds=estimate.compute + estimate.memory + estimate.copies,
     collective_seconds=estimate.exposed,
     images_per_second=run.config.batch_size / seconds,
     utilisation=model_flops / (seconds * devices * known.peak_flops),
-    hours=steps * seconds / 3600,
-    device_days=steps * seconds * devices / 86400,
+    hours=whole / 3600,
+    device_days=whole * devices / 86400,
     unknown_kernels=int(estimate.unknown),
   )

@@ -134,6 +134,8 @@ def _check(model: ViTConfig) -> None:
     raise Unfit('it has no mean over class token and patches without the registers')
   if model.pre_norm and model.patch_bias:
     raise Unfit('it has no bias of the patch embedding beside a norm before the blocks (pre_norm)')
+  if model.sizes.stem_convolutions:
+    raise Unfit('it has no convolutions in front of the patches (stem_convolutions)')
   if model.patch_sizes:
     raise Unfit(f'it has patches of one size, and this model {model.patch_sizes}')
 

@@ -85,12 +85,12 @@ class Aimv2Format(TransformersFormat):
   def layout(self, files: TensorFiles, values: JsonObject, options: ReadOptions) -> Layout:
     """That of transformers; a model without a table computes its positions, here for the size that is asked for."""
     layout = super().layout(files, values, options)
-    architecture, tokens, model = layout.architecture, layout.tokens, layout.architecture.model
-    assert isinstance(model, ViTConfig) and tokens is not None and tokens.position is not None
+    architecture, tokens = layout.architecture, layout.tokens
+    assert tokens is not None and tokens.position is not None, 'its positions are a table, here at least'
     if tokens.position in files.shapes:
       return layout
     size = options.image_size or architecture.image_size
-    grid, width = model.grid(size), model.sizes.width
+    grid, width = architecture.model.grid(size), architecture.shapes()['position_embedding'].shape[-1]
     waves = functools.partial(_waves, grid, width)
     return dataclasses.replace(
       layout,

@@ -130,10 +130,14 @@ def _training(trained: Trained, folder: pathlib.Path) -> list[str]:
   rows: list[tuple[str, ...]] = []
   for name, evaluator in config.evaluators.items():
     title = f'{name}{EMA_SUFFIX}' if trained.weights == 'ema' else name
-    values = {key.removeprefix(f'{title}/'): line[key] for key in line if key.startswith(f'{title}/')}
+    given = evaluator.given_metrics(title, data)
+    values = {key: line[key] for key in line if key in given or key.startswith(f'{title}/')}
     images = f'{trained.evaluated[name]:,}' if name in trained.evaluated else ''
     place = _public(evaluator.source or data.source, evaluator.split)
-    rows += [(key, format_metric(f'{title}/{key}', value), images, place) for key, value in values.items()]
+    rows += [
+      (key.removeprefix(title).lstrip('/_'), format_metric(key, value), images, place)
+      for key, value in values.items()
+    ]
   if rows:
     table = markdown.table(('metric', 'value', 'images', 'data'), rows)
     parts += ['## Results', f'After step {trained.step:,}:', table]

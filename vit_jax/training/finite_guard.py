@@ -9,7 +9,7 @@ import jax
 from vit_jax.checkpoint.manager import Manager
 from vit_jax.config import Config
 from vit_jax.data.pipeline import TrainPipeline
-from vit_jax.foundation.errors import UserError
+from vit_jax.foundation.errors import NotFinite
 
 Metrics = dict[str, jax.Array]
 
@@ -31,7 +31,7 @@ class FiniteGuard:
     self._skipped = collections.deque[bool](maxlen=_WINDOW)  # whether each of the last steps was
 
   def check(self, step: int, step_metrics: Metrics) -> None:
-    """Takes the metrics of `step`; raises UserError where the step before, or most of the last ones, was not finite."""
+    """Takes the metrics of `step`; raises NotFinite where the step before, or most of the last ones, was not finite."""
     self.flush()
     self._pending = (step, step_metrics)
 
@@ -45,7 +45,7 @@ class FiniteGuard:
     self._skipped.append(not finite)
     skipped, steps = sum(self._skipped), len(self._skipped)
     if not finite and (self._stop or (steps >= _FEWEST and 2 * skipped > steps)):
-      raise UserError(self._sentence(*pending))
+      raise NotFinite(self._sentence(*pending))
 
   def _sentence(self, step: int, step_metrics: Metrics) -> str:
     names = ('train/loss', 'train/grad_norm', 'learning_rate')

@@ -202,8 +202,7 @@ def _optax_function(name: str) -> Callable[..., optax.GradientTransformation]:
   """`optax.scale_by_NAME`; UserError where optax has none."""
   if name in _NOT_HERE:
     raise UserError(f'{name!r} is no optimizer here: {_NOT_HERE[name]}; choose another one')
-  found = getattr(optax, f'scale_by_{name}', None)
-  if found is not None:
+  if found := getattr(optax, f'scale_by_{name}', None):
     return found
   known = [
     each.removeprefix('scale_by_') for each in (*OPTIMIZERS.names(), *filter(_is_optimizer, dir(optax)))

@@ -54,7 +54,7 @@ def factored_rms(**options: Any) -> optax.GradientTransformation:
 
     return pytrees.map_with_path(flat, tree)
 
-  def update(updates: optax.Updates, state: Any, params: Any) -> tuple[optax.Updates, Any]:
+  def update(updates: optax.Updates, state: Any, params: Any = None) -> tuple[optax.Updates, Any]:
     scaled, state = inner.update(seen(updates), state, seen(params))
     return jax.tree.map(lambda leaf, update: leaf.reshape(update.shape), scaled, updates), state
 

@@ -13,7 +13,7 @@ import jax
 
 from vit_jax.config import Config
 from vit_jax.foundation import files
-from vit_jax.foundation.errors import UserError
+from vit_jax.foundation.errors import NotFinite, UserError
 from vit_jax.training import loop, preprocessing
 from vit_jax.training.metrics import read_metrics, training_seconds
 from vit_jax.training.resume import claim
@@ -36,10 +36,11 @@ class Result(NamedTuple):
   notes: list[str]  # what a reader of the result should know
 
 
-def train(config: Config, place: Workdir | pathlib.Path, *, keep: bool) -> Result:
+def train(config: Config, place: Workdir | pathlib.Path, *, keep: bool, may_diverge: bool = False) -> Result:
   """Trains to the end, unless that is done; what it prints goes to `log.txt`. Its checkpoints stay if `keep`.
 
-  Raises as `loop.train`, and UserError where a run of another config is there.
+  With `may_diverge` a run whose loss is not finite ends, with metrics of NaN. Raises as `loop.train`, and UserError
+  where a run of another config is there.
   """
   folder = place.folder if isinstance(place, Workdir) else place
   config = preprocessing.resolved(config, folder)
@@ -47,17 +48,25 @@ def train(config: Config, place: Workdir | pathlib.Path, *, keep: bool) -> Resul
   if known is not None:
     return known
   with open_workdir(place) as workdir:
+    diverged = False
     with output_in_log(folder):
-      loop.train(config, workdir)
+      try:
+        loop.train(config, workdir)
+      except NotFinite:
+        if not may_diverge:
+          raise
+        diverged = True
     lines = read_metrics(folder)
-    if not lines:  # of a run that had ended already
+    if not lines and not diverged:  # of a run that had ended already
       raise UserError(
         f'{folder}/metrics.jsonl is lost, and the results with it; remove {folder} to train again.'
       )
-    given = set(config.metric_names())
-    metrics = {name: value for name, value in lines[-1].items() if name in given}
+    given, last = set(config.metric_names()), lines[-1] if lines else {}
+    metrics = {name: value for name, value in last.items() if name in given}
+    if diverged:
+      metrics = dict.fromkeys(given, math.nan)
     run, _ = open_training(config)
-    result = of(metrics, run.training_flops(), training_seconds(lines))
+    result = of(metrics, run.training_flops(int(last.get('step', 0))), training_seconds(lines))
     workdir.check()
     write(result, folder)
     if not keep and jax.process_index() == 0:

@@ -146,9 +146,9 @@ class Run:
     gradients = 2 if self.config.optimizer.sam_radius else 1
     return float(self.config.batch_size * (gradients * each + self.frozen.forward_flops()))
 
-  def training_flops(self) -> float:
-    """Model FLOPs of all training steps."""
-    return self.resizing.sum_before(self.step_flops)(self.timeline.total)
+  def training_flops(self, steps: int | None = None) -> float:
+    """Model FLOPs of the first so many training steps; None: of all."""
+    return self.resizing.sum_before(self.step_flops)(self.timeline.total if steps is None else steps)
 
 
 def open_training(config: Config, trained: Sequence[str] | None = None) -> tuple[Run, Source]:

@@ -114,7 +114,8 @@ class Transfer:
     best = rates[0]
     if len(rates) > 1:
       tried = {f'rate_{rate:g}': self._configs.sweep(row, rate, scratch=scratch) for rate in rates}
-      ended = self._done(row, tried, functools.partial(results.train, keep=False), scratch=scratch)
+      train = functools.partial(results.train, keep=False, may_diverge=True)
+      ended = self._done(row, tried, train, scratch=scratch)
       metrics = {rate: result.metrics for rate, result in zip(rates, ended, strict=True)}
       best = max(rates, key=lambda rate: _score(metrics[rate]))
       sweep = {rate: metrics[rate]['test/accuracy'] for rate in rates}
@@ -155,9 +156,9 @@ class Transfer:
 
 
 def _score(metrics: dict[str, float]) -> tuple[float, float]:
-  """Sorts rates: by accuracy, and of equal ones by the loss; a loss that is not finite is the worst."""
-  loss = metrics['test/loss']
-  return metrics['test/accuracy'], -loss if math.isfinite(loss) else -math.inf
+  """Sorts rates: by accuracy, and of equal ones by the loss; what is not finite is the worst."""
+  accuracy, loss = metrics['test/accuracy'], -metrics['test/loss']
+  return accuracy if math.isfinite(accuracy) else -math.inf, loss if math.isfinite(loss) else -math.inf
 
 
 def _probe_summary(result: Result, prefix: str) -> Summary:

@@ -5,7 +5,7 @@ examples, and its heads where the mesh splits those.
 """
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,9 @@ from jax.sharding import PartitionSpec as P
 
 from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import device_of
+
+if TYPE_CHECKING:
+  from vit_jax.models.vit_config import ViTConfig
 
 _LANES = 128  # the kernel's blocks are multiples of it
 _LARGEST_BLOCK = 1024  # tokens
@@ -65,6 +68,28 @@ def check(asked: str, heads: int, head_size: int, sharding: NamedSharding | None
   parts = _head_parts(sharding)
   if heads % parts:
     raise UserError(f'{name}, and {heads} heads do not divide over config.mesh.tensor {parts}; {remedy}.')
+
+
+def check_options(config: 'ViTConfig', path: str) -> None:
+  """Raises UserError where an attention kernel is asked for what it does not have."""
+  if config.attention in ('auto', 'xla'):
+    return
+  name = f'{path}.attention is {config.attention!r}'
+  if config.attention_dropout:
+    raise UserError(
+      f'{name}, which has no dropout of attention weights, and {path}.attention_dropout is '
+      f"{config.attention_dropout}; choose 'auto' or 'xla', or no such dropout."
+    )
+  if config.positions.adds_to_logits:
+    raise UserError(
+      f'{name}, which cannot add to the logits of attention what {path}.position '
+      f"{config.position!r} does; choose 'auto' or 'xla'."
+    )
+  if config.attention == 'cudnn' and config.dtype != 'bfloat16':
+    raise UserError(
+      f"{name}, which computes in bfloat16, and {path}.dtype is {config.dtype!r}; choose 'bfloat16', or "
+      f"attention 'auto' or 'xla'."
+    )
 
 
 def attend(

@@ -1,4 +1,5 @@
-"""What stands in front of the patch embedding, by name: nothing, or a ResNet (a hybrid: the paper, section 3.1).
+"""What stands in front of the patch embedding, by name: nothing, a ResNet (a hybrid: the paper, section 3.1), or a few
+convolutions (arXiv 2106.14881).
 
 `STEMS[name](config, channels, sharding=…, rngs=…)` makes one. It maps images to a feature map of `outputs` channels,
 and its parameters are the model's 'stem'.
@@ -14,6 +15,7 @@ The ResNet of a hybrid applies its activations after the sums (ResNet v1):
 """
 
 import functools
+import math
 from typing import TYPE_CHECKING, ClassVar
 
 import jax
@@ -39,7 +41,12 @@ if TYPE_CHECKING:
   from vit_jax.models.vit_config import Sizes, ViTConfig
 
 STEMS: Registry['Stem'] = Registry(
-  'stem', {'patches': 'vit_jax.models.parts.stems:Stem', 'resnet': 'vit_jax.models.parts.stems:ResNetStem'}
+  'stem',
+  {
+    'patches': 'vit_jax.models.parts.stems:Stem',
+    'resnet': 'vit_jax.models.parts.stems:ResNetStem',
+    'convolutions': 'vit_jax.models.parts.stems:ConvolutionalStem',
+  },
 )
 
 
@@ -134,3 +141,58 @@ class ResNetStem(Stem):
   def layers(sizes: 'Sizes', image_size: tuple[int, int], channels: int) -> list[flops.Layer]:
     found = flops.resnet(sizes.stem_width, sizes.stem_blocks or (), image_size, channels)
     return [layer._replace(name=f'stem/{layer.name}') for layer in found]
+
+
+class ConvolutionalStem(Stem):
+  """3 x 3 convolutions, each with a norm and ReLU ('Early Convolutions Help Transformers See Better').
+
+  Its kernels are standardised and its norms are group norms, as the ResNet's, where the paper has batch norms:
+
+    stem/convolution{n}/kernel (3, 3, input, output)    stem/norm{n}/{scale,bias} (output,)
+  """
+
+  sharding_rules: ClassVar[ShardingRules] = (
+    (r'convolution\d+/kernel', ('fsdp',)),  # (h, w, inputs, outputs)
+    (r'norm\d+/(scale|bias)', ()),
+  )
+  first_layer: ClassVar[FirstLayer] = FirstLayer('first convolution', 'stem/convolution1/kernel')
+
+  def __init__(self, config: 'ViTConfig', channels: int, *, sharding: Sharding | None, rngs: nnx.Rngs):
+    self.outputs = channels
+    self.depth = len(config.sizes.stem_convolutions)
+    for number, (outputs, stride) in enumerate(config.sizes.stem_convolutions, 1):
+      check_stage_sizes(stem_convolutions=outputs)
+      convolution = StandardisedConv(
+        self.outputs,
+        outputs,
+        3,
+        style=HYBRID,
+        stride=stride,
+        dtype=jnp.dtype(config.dtype),
+        rngs=rngs,
+        sharding=sharding,
+      )
+      setattr(self, f'convolution{number}', convolution)
+      setattr(self, f'norm{number}', GroupNorm(outputs, config.norm_epsilon))
+      self.outputs = outputs
+
+  def __call__(self, images: jax.Array) -> jax.Array:
+    x = images
+    for number in range(1, self.depth + 1):
+      x = jax.nn.relu(getattr(self, f'norm{number}')(getattr(self, f'convolution{number}')(x)))
+    return x
+
+  @staticmethod
+  def stride(sizes: 'Sizes') -> int:
+    """The product of the strides."""
+    return math.prod(stride for _, stride in sizes.stem_convolutions)
+
+  @staticmethod
+  def layers(sizes: 'Sizes', image_size: tuple[int, int], channels: int) -> list[flops.Layer]:
+    cells, found = image_size, []
+    for number, (outputs, stride) in enumerate(sizes.stem_convolutions, 1):
+      cells = flops.strided(cells, stride)
+      products = cells[0] * cells[1] * 3**2 * channels * outputs
+      found.append(flops.Layer(f'stem/convolution{number}', (*cells, outputs), products))
+      channels = outputs
+    return found
