@@ -17,6 +17,8 @@ import commands
 import fork_server
 import numpy as np
 import pytest
+import run_steps
+import tiny
 from bucket_emulators import places
 from PIL import Image
 from released_files import write_folder, write_random, write_run
@@ -27,6 +29,7 @@ from vit_jax.checkpoint.manager import Manager
 from vit_jax.config import ViTConfig
 from vit_jax.data import sources
 from vit_jax.pretrained import formats
+from vit_jax.training import loop
 
 CLASSES = ('light', 'dark', 'grey')  # not in the folders' order
 SPLIT, FLAT = 'images', 'flat'
@@ -349,3 +352,27 @@ def test_data_is_called_as_people_call_it(tmp_path, monkeypatch, name, spec):
   (tmp_path / 'made/1.0.0').mkdir(parents=True)
   (tmp_path / 'made/1.0.0/dataset_info.json').write_text('{}')
   assert sources.spec_of(name) == spec
+
+
+@pytest.mark.slow
+def test_a_run_is_evaluated_as_its_own_evaluator_did_whatever_others_are_called(tmp_path):
+  """At that one's patches and cut, with one of features before it, and one on other data."""
+  cut = {'crop': 'central', 'resize': 12}
+  config = c.Config(
+    total='20 steps',
+    batch_size=32,
+    model=tiny.options(pool='gap', patch=4, patch_sizes=(2, 4)),
+    data=c.DataConfig(source='digits', image_size=(8, 8), channels=1),
+    evaluators={
+      'few': c.FewShotEvaluatorConfig(shots=(1,), crop='resize'),
+      'old': c.ClassificationEvaluatorConfig(source='digits', split='train', crop='resize'),
+      'val': c.ClassificationEvaluatorConfig(patch=2, **cut),
+    },
+  )
+  loop.train(config, tmp_path / 'run')
+  measured = run_steps.logged(tmp_path / 'run')[-1]
+  report = evaluated(tmp_path, '--checkpoint=run')
+  assert report['metrics']['accuracy'] == pytest.approx(measured['val/accuracy'])
+  assert report['metrics']['loss'] == pytest.approx(measured['val/loss'], rel=1e-4)
+  preprocess = vit_jax.load(tmp_path / 'run').preprocess
+  assert (preprocess.crop, preprocess.resize) == (cut['crop'], cut['resize'])

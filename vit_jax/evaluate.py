@@ -7,7 +7,7 @@ vit_jax evaluate --checkpoint=a_huggingface_folder gs://bucket/photos/1.0.0 --sp
 
 The checkpoint is what `vit_jax.load` takes. The images are a folder with a sub-folder for each class, perhaps
 below val/ or test/, or a source as configs name it (digits, a data set of TFDS, an address); without any, those
-of the run's own first evaluator. Every image counts once; classes are matched by name. Written to a new folder:
+of the run's own evaluator. Every image counts once; classes are matched by name. Written to a new folder:
 evaluation.json with two pictures, wrong.csv, and wrong.html with the most confident mistakes. An image that
 cannot be read is named on stderr and left out; the exit code is then 2.
 """
@@ -62,6 +62,7 @@ class _Asked(NamedTuple):
   spec: str
   split: str
   data: 'DataConfig'
+  patch: int | None = None  # that of the run's own evaluator
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -80,6 +81,7 @@ def main(arguments: Sequence[str]) -> None:
     weights=_WEIGHTS.value,
     max_patches=_MAX_PATCHES.value,
     token_merging=_TOKEN_MERGING.value or 0,
+    patch=asked.patch,
   )
   model.check_classifies(checkpoint)
   if _CLASS_NAMES.value is not None:
@@ -127,9 +129,9 @@ def _asked(arguments: Sequence[str], checkpoint: str) -> _Asked:
 
 
 def _of_run(run: 'Trained | None', checkpoint: str) -> _Asked:
-  """The data of the first evaluator of a run that measures accuracy."""
+  """The data of the evaluator of a run that measures accuracy, of its own data if there is one."""
   from vit_jax.data import sources
-  from vit_jax.evaluation.base import EVALUATORS
+  from vit_jax.evaluation.base import EVALUATORS, leading
 
   if run is None:
     raise cli.missing_arguments(
@@ -141,13 +143,14 @@ def _of_run(run: 'Trained | None', checkpoint: str) -> _Asked:
       f'{checkpoint} was trained on lists of classes, and one class an image is counted here; evaluate it by '
       'vit_jax train --mode=eval.'
     )
-  for name, evaluator in run.config.evaluators.items():
-    if EVALUATORS.name_of(type(evaluator)) == 'classification':
-      spec = evaluator.source or sources.without_split(trained.source)
-      split, data = sources.evaluated(spec, evaluator.split, trained, trained)
-      print(f"The data is that of the run's own evaluator {name!r}.")
-      return _Asked(spec, _SPLIT.value or split, data)
-  raise UserError(f'{checkpoint} has no evaluator of its classes; name the images to evaluate.')
+  name = leading(run.config.evaluators)
+  evaluator = None if name is None else run.config.evaluators[name]
+  if evaluator is None or EVALUATORS.name_of(type(evaluator)) != 'classification':
+    raise UserError(f'{checkpoint} has no evaluator of its classes; name the images to evaluate.')
+  spec = evaluator.source or sources.without_split(trained.source)
+  split, data = sources.evaluated(spec, evaluator.split, trained, trained)
+  print(f"The data is that of the run's own evaluator {name!r}.")
+  return _Asked(spec, _SPLIT.value or split, data, evaluator.patch_size)
 
 
 def _opened(asked: _Asked) -> 'Source':

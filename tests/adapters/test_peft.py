@@ -19,6 +19,7 @@ import transformers_peers as peers
 import vit_jax
 from vit_jax.adapters import lora
 from vit_jax.adapters.lora import AdapterConfig
+from vit_jax.data.preprocess import Preprocess
 from vit_jax.foundation import pytrees
 from vit_jax.foundation.errors import UserError
 from vit_jax.pretrained import formats
@@ -170,14 +171,18 @@ def test_our_adapter_gives_our_logits_in_peft(name, tmp_path):
   np.testing.assert_allclose(vit_jax.load(tmp_path / 'adapter')(images), mine, atol=1e-5, rtol=1e-5)
 
 
-def test_image_size_and_classes_of_a_run_are_kept_beside_its_adapter(tmp_path):
+def test_what_peft_has_no_place_for_is_kept_beside_an_adapter(tmp_path):
   peer = make_base('vit', tmp_path / 'base')
   ours = with_adapter(tmp_path / 'base', targets='attention/.*kernel')
   names = tuple(f'class {number}' for number in range(ours.architecture.num_classes))
   larger = dataclasses.replace(ours.architecture, image_size=(32, 32))
-  PeftFormat().write(dataclasses.replace(ours, architecture=larger, class_names=names), tmp_path / 'adapter')
+  pixels = Preprocess(
+    (32, 32), mean=(0.1, 0.2, 0.3), std=(0.4,), shorter=40, method='bicubic', antialias=True
+  )
+  ours = dataclasses.replace(ours, architecture=larger, class_names=names, preprocess=pixels, link='sigmoid')
+  PeftFormat().write(ours, tmp_path / 'adapter')
   loaded = vit_jax.load(tmp_path / 'adapter')
-  assert loaded.preprocess.size == (32, 32) and loaded.class_names == names
+  assert (loaded.preprocess, loaded.class_names, loaded.link) == (pixels, names, 'sigmoid')
   theirs, images = (
     peft.PeftModel.from_pretrained(peer, tmp_path / 'adapter').eval(),
     peers.images_of((32, 32)),

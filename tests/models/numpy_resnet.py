@@ -8,7 +8,7 @@ import numpy_convolution
 
 def forward(stem, images, epsilon=1e-6):
   """(B, H, W, C) -> (B, h, w, C'): the feature map, of a nested dict of arrays under our names."""
-  x = _conv(np.asarray(images, np.float64), stem['root'], 2)
+  x = convolve(np.asarray(images, np.float64), stem['root'], 2)
   x = np.maximum(normalise(x, stem['root_norm'], epsilon), 0)
   x = numpy_convolution.windows(x, 3, 2, _same(x, 3, 2), fill=-np.inf).max(axis=(3, 4))
   for block in sorted(name for name in stem if name.startswith('block')):
@@ -19,11 +19,11 @@ def forward(stem, images, epsilon=1e-6):
 
 
 def _unit(x, p, stride, epsilon):
-  y = np.maximum(normalise(_conv(x, p['conv1'], 1), p['norm1'], epsilon), 0)
-  y = np.maximum(normalise(_conv(y, p['conv2'], stride), p['norm2'], epsilon), 0)
-  y = normalise(_conv(y, p['conv3'], 1), p['norm3'], epsilon)
+  y = np.maximum(normalise(convolve(x, p['conv1'], 1), p['norm1'], epsilon), 0)
+  y = np.maximum(normalise(convolve(y, p['conv2'], stride), p['norm2'], epsilon), 0)
+  y = normalise(convolve(y, p['conv3'], 1), p['norm3'], epsilon)
   if stride > 1 or x.shape[-1] != y.shape[-1]:
-    x = normalise(_conv(x, p['projection'], stride), p['projection_norm'], epsilon)
+    x = normalise(convolve(x, p['projection'], stride), p['projection_norm'], epsilon)
   return np.maximum(x + y, 0)
 
 
@@ -37,7 +37,7 @@ def standardise(kernel):
   return kernel
 
 
-def _conv(x, p, stride):
+def convolve(x, p, stride):
   kernel = standardise(p['kernel'])
   return numpy_convolution.forward(x, kernel, stride, _same(x, len(kernel), stride))
 

@@ -66,6 +66,7 @@ def test_exaflops_are_those_of_the_paper(variant, epochs, exaflops, tolerance):
     tiny.moco(pool='token_gap'),
     tiny.mixer(tokens_mlp_dim=20),
     tiny.options(stem_blocks=(), stem_width=32, patch=2),
+    tiny.options(stem_convolutions=((32, 2), (64, 1)), patch=1),
     tiny.options(stem_blocks=(1, 2, 1), stem_width=32, patch=1),
     tiny.resnet(blocks=(1, 2, 1)),
     tiny.efficientnet(),

@@ -9,8 +9,11 @@ import pytest
 import tiny
 from flax import nnx
 
+from vit_jax.data.preprocess import Preprocess
 from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import Architecture
+from vit_jax.pretrained import formats
+from vit_jax.pretrained.base import FORMATS, Pretrained
 
 STEM = {'patch': 1, 'stem_width': 32, 'stem_blocks': (1, 2)}
 
@@ -34,6 +37,35 @@ def test_feature_maps_equal_numpy(blocks, channels, image_size):
   assert features.shape == expected.shape == (2, rows, columns, [32, 128, 256][len(blocks)])
   np.testing.assert_allclose(features, expected, atol=2e-5)
   assert expected.std() > 0.1
+
+
+CONVOLUTIONS = {'patch': 1, 'stem_convolutions': ((32, 2), (64, 1), (96, 2))}
+
+
+@pytest.mark.parametrize(('channels', 'image_size'), [(1, (17, 31)), (3, (16, 24))])
+def test_convolutions_in_front_equal_numpy(channels, image_size):
+  graphdef, params = tiny.build(tiny.options(**CONVOLUTIONS), image_size=image_size, channels=channels)
+  x = tiny.images(2, image_size, channels)
+  expected = np.asarray(x, np.float64)
+  for number, (_, stride) in enumerate(CONVOLUTIONS['stem_convolutions'], 1):
+    expected = numpy_resnet.convolve(expected, params['stem'][f'convolution{number}'], stride)
+    expected = np.maximum(numpy_resnet.normalise(expected, params['stem'][f'norm{number}'], 1e-6), 0)
+  with jax.default_matmul_precision('highest'):
+    outputs = jax.jit(nnx.merge(graphdef, params).stem)(x)
+  assert outputs.shape == expected.shape == (2, *((side + 3) // 4 for side in image_size), 96)
+  np.testing.assert_allclose(outputs, expected, atol=2e-5)
+
+
+@pytest.mark.parametrize('kind', ['npz', 'timm', 'hf'])
+def test_model_with_convolutions_in_front_is_written_as_a_run_only(kind, tmp_path):
+  model = tiny.options(**CONVOLUTIONS).resolved()
+  _, params = tiny.build(model, image_size=(16, 16), channels=3)
+  architecture = Architecture(model, (16, 16), 3, 5)
+  pretrained = Pretrained(architecture, jax.tree.map(np.asarray, params), Preprocess((16, 16), 3))
+  with pytest.raises(UserError, match=r'(no place for|cannot hold|has no) '):
+    formats.written_by(kind, pretrained).write(pretrained, tmp_path / 'model.npz')
+  FORMATS['run']().write(pretrained, tmp_path / 'run')
+  assert formats.read(tmp_path / 'run').architecture == architecture
 
 
 @pytest.mark.slow
@@ -93,6 +125,10 @@ def test_bfloat16_keeps_parameters_and_norms_in_float32():
   'changes, message',
   [
     ({'stem_width': 48}, 'stem_width is 48; choose a multiple of 32'),
+    (
+      {'stem_blocks': None, 'stem_convolutions': ((48, 2),)},
+      'stem_convolutions is 48; choose a multiple of 32',
+    ),
     ({'stem_blocks': (1, 0)}, r'stem_blocks is \(1, 0\); each stage needs'),
   ],
 )

@@ -28,6 +28,7 @@ def _rows(model, image_size) -> tuple[Architecture, dict[str, tuple[int, float]]
     tiny.options(pool='map', register_tokens=2, pre_logits_size=8),
     tiny.options(axial=True, pool='gap'),
     tiny.options(stem_blocks=(1, 2), stem_width=32, patch=2),
+    tiny.options(stem_convolutions=((32, 2), (64, 1)), patch=1),
     tiny.options(distillation_token=True, depth=3),
     tiny.mixer(),
     tiny.resnet(blocks=(1, 2)),

@@ -154,7 +154,7 @@ def test_class_names_are_read_and_written(tmp_path):
 
 @pytest.mark.parametrize('name', ['vit', 'bit', 'efficientnet'])
 def test_heads_of_several_labels_have_sigmoids_and_those_of_regression_are_refused(name, tmp_path):
-  """transformers takes a head of one output for a regression, unless it is told otherwise."""
+  """A head of one output has a sigmoid in transformers' pipeline."""
   kind = {
     'vit': transformers.ViTConfig,
     'bit': transformers.BitConfig,
@@ -180,7 +180,7 @@ def test_heads_of_several_labels_have_sigmoids_and_those_of_regression_are_refus
   for labels, problem, link in (
     (2, 'multi_label_classification', 'sigmoid'),
     (2, None, 'softmax'),
-    (1, None, None),
+    (1, None, 'sigmoid'),
     (2, 'regression', None),
   ):
     config = kind[name](**sizes, num_labels=labels, problem_type=problem)

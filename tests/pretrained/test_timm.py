@@ -23,6 +23,7 @@ from transformers_peers import (
   torch,
 )
 
+import vit_jax
 from vit_jax import config
 from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import Architecture
@@ -309,6 +310,16 @@ def test_model_that_we_do_not_have_is_refused(options, words, tmp_path):
   save(timm.create_model('vit_base_patch16_224', **SIZES | options), tmp_path)
   with pytest.raises(UserError, match=words):
     read(tmp_path)
+
+
+@pytest.mark.parametrize('size', [32, 40, 384, 448, 512])
+def test_another_image_size_is_resized_as_timm_does_with_its_crop_pct(size, tmp_path):
+  peer = timm.create_model('vit_base_patch16_224', **SIZES)
+  peer.pretrained_cfg['crop_pct'] = 0.9
+  save(peer, tmp_path)
+  theirs = timm.data.create_transform(size, crop_pct=0.9).transforms[0].size
+  ours = vit_jax.load(tmp_path, image_size=size).preprocess
+  assert (ours.size, ours.shorter) == ((size, size), theirs)
 
 
 @pytest.mark.parametrize(

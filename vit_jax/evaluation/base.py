@@ -110,6 +110,8 @@ class EvaluatorConfig(abc.ABC):
   # Interval of evaluations; there is one at the end too.
   every: Duration = '1 epochs'
 
+  # Place among evaluators of other types, as whose images those of a model in use are prepared (`leading`).
+  precedence: ClassVar[int] = 1
   # Every metric that it may give: the name behind the '/' -> how it is read.
   metrics: ClassVar[Mapping[str, MetricKind]]
 
@@ -120,6 +122,11 @@ class EvaluatorConfig(abc.ABC):
     Raises UserError for data that is not there or does not fit the model.
     """
 
+  @property
+  def patch_size(self) -> int | None:
+    """The patch size at which a model of several is evaluated; None: its own."""
+    return None
+
   def given_metrics(self, name: str, data: DataConfig) -> tuple[str, ...]:
     """The metrics that it gives, as far as the options tell; `name` is the evaluator's, perhaps with a suffix."""
     return tuple(f'{name}/{metric}' for metric in self.metrics)
@@ -127,6 +134,15 @@ class EvaluatorConfig(abc.ABC):
   def best_metrics(self, name: str, data: DataConfig) -> tuple[str, ...]:
     """Those of `given_metrics` that checkpoint.best may name."""
     return self.given_metrics(name, data)
+
+
+def leading(evaluators: Mapping[str, EvaluatorConfig]) -> str | None:
+  """The name of the evaluator as whose images those of the model in use are prepared; None: there is none.
+
+  It is one of the model's own head before others, of the run's own data before other data, and else the first.
+  """
+  options = evaluators.items()
+  return min(options, key=lambda item: (item[1].precedence, item[1].source is not None), default=(None,))[0]
 
 
 EVALUATORS: Registry[EvaluatorConfig] = Registry(

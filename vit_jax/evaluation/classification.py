@@ -42,10 +42,15 @@ class ClassificationEvaluatorConfig(EvaluatorConfig):
   # Patch size, of a model that was trained with several (config.model.patch_sizes). None for the model's own.
   patch: Size | None = None
 
+  precedence: ClassVar[int] = 0
   metrics: ClassVar[Mapping[str, MetricKind]] = classification_metrics.METRICS
 
   def open(self, name: str, source: str, context: EvaluationContext) -> 'ClassificationEvaluator':
     return ClassificationEvaluator(name, self, source, context)
+
+  @property
+  def patch_size(self) -> int | None:
+    return self.patch
 
   def given_metrics(self, name: str, data: DataConfig) -> tuple[str, ...]:
     single = () if data.max_labels else classification_metrics.OF_SINGLE_CLASSES

@@ -53,6 +53,7 @@ class FewShotEvaluatorConfig(EvaluatorConfig):
   # Pooling of that layer's tokens: 'token', 'gap', 'token_gap' or 'map', as far as the model has it. None for its own.
   pool: Literal['token', 'gap', 'token_gap', 'map'] | None = None
 
+  precedence: ClassVar[int] = 2
   metrics: ClassVar[Mapping[str, MetricKind]] = {
     'accuracy': MetricKind(higher_is_better=True, percent=True, headline=True),
     'deviation': MetricKind(higher_is_better=False),

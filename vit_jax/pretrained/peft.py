@@ -12,18 +12,20 @@ import os
 import pathlib
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
+from vit_jax import options as options_lib
 from vit_jax.adapters import lora
 from vit_jax.adapters.lora import LORA_A, LORA_B, MAGNITUDE
+from vit_jax.data.preprocess import Preprocess
 from vit_jax.foundation import hub, pytrees
 from vit_jax.foundation.errors import UserError
 from vit_jax.foundation.hub import Address
 from vit_jax.pretrained import catalogue, formats, safetensors_files, torch_names
 from vit_jax.pretrained.adapt import adapt
-from vit_jax.pretrained.base import FORMATS, Adapted, Format, Pretrained, ReadOptions
+from vit_jax.pretrained.base import FORMATS, Adapted, Format, Link, Pretrained, ReadOptions
 from vit_jax.pretrained.config import InitConfig
 from vit_jax.pretrained.huggingface import FolderFormat, Unfit
 from vit_jax.pretrained.json_values import JsonObject, is_text
@@ -83,7 +85,12 @@ class PeftFormat(Format):
       raise self.refusal(why or '')
     tensors, config = _export(pretrained, pretrained.adapted)
     text = json.dumps(config, indent=2, sort_keys=True) + '\n'
-    own = {'image_size': pretrained.architecture.image_size, 'class_names': pretrained.class_names}
+    own = {
+      'image_size': pretrained.architecture.image_size,
+      'class_names': pretrained.class_names,
+      'link': pretrained.link,
+      'preprocess': dataclasses.asdict(pretrained.preprocess),
+    }
     texts = {CONFIG: text, _OWN: json.dumps(own, indent=2) + '\n'}
     safetensors_files.write(pathlib.Path(destination), tensors, texts, FILE)
     count = sum(array.size for array in tensors.values())
@@ -142,12 +149,16 @@ def _as_trained(pretrained: Pretrained, folder: pathlib.Path) -> Pretrained:
   arrays, _ = adapt(pretrained, architecture, InitConfig(reinitialise=()))
   if not isinstance(names, list) or len(names) != architecture.num_classes or not all(map(is_text, names)):
     names = None
+  preprocess = pretrained.preprocess.at(size)
+  if 'preprocess' in own:
+    preprocess = options_lib.from_dict(Preprocess, own.raw('preprocess'), f'{own.path}: preprocess')
   return dataclasses.replace(
     pretrained,
     architecture=architecture,
     params=pytrees.unflatten(arrays),
-    preprocess=pretrained.preprocess.at(size),
+    preprocess=preprocess,
     class_names=names and tuple(names),
+    link=own.choice('link', {link: link for link in get_args(Link)}, pretrained.link),
   )
 
 

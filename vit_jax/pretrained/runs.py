@@ -15,6 +15,7 @@ from vit_jax.adapters import lora
 from vit_jax.checkpoint.config import CheckpointConfig
 from vit_jax.config import Config
 from vit_jax.data.preprocess import Preprocess
+from vit_jax.evaluation import base as evaluation
 from vit_jax.foundation import pytrees
 from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import MODELS, Architecture
@@ -283,6 +284,7 @@ def _preprocess(config: Config, meta: Mapping[str, Any]) -> Preprocess:
   """As `write` stored it, or as the run's evaluation prepares its images."""
   if 'preprocess' in meta:
     return options_lib.from_dict(Preprocess, meta['preprocess'], 'preprocess')
-  evaluator = next(iter(config.evaluators.values()), None)
+  leading = evaluation.leading(config.evaluators)
+  evaluator = None if leading is None else config.evaluators[leading]
   crop, resize = (evaluator.crop, evaluator.resize) if evaluator else (None, None)
   return Preprocess.of_run(config.data, crop, resize)

@@ -122,7 +122,7 @@ class TimmFormat(FolderFormat):
       architecture=architecture,
       rules=rules,
       tokens=_tokens(model, shapes, grid),
-      preprocess=timm_config.preprocess(published, image_size, channels),
+      preprocess=timm_config.preprocess(published, options.image_size or image_size, channels),
       class_names=timm_config.class_names(published, num_classes),
       zeros=timm_names.missing_biases(rules, shapes.keys()),
       notes=notes,

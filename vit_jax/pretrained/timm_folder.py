@@ -53,7 +53,7 @@ class TimmFolder(FolderFormat):
       architecture=architecture,
       rules=self.rules(architecture),
       tokens=None,
-      preprocess=timm_config.preprocess(published, image_size, channels),
+      preprocess=timm_config.preprocess(published, options.image_size or image_size, channels),
       class_names=timm_config.class_names(published, num_classes),
     )
 

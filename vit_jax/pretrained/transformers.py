@@ -238,11 +238,11 @@ class TransformersFormat(FolderFormat):
 
 
 def link_of(values: JsonObject, num_classes: int) -> Link:
-  """What turns a head's logits into probabilities; UnknownModelError for one of regression (transformers' rule)."""
+  """What turns a head's logits into probabilities; UnknownModelError for one of regression."""
   kind = values.text('problem_type')
-  if kind == 'regression' or (not kind and num_classes == 1):
+  if kind == 'regression':
     raise UnknownModelError('its head is one of regression, and vit_jax has heads of classes')
-  return 'sigmoid' if kind == MULTI_LABEL else 'softmax'
+  return 'sigmoid' if kind == MULTI_LABEL or num_classes == 1 else 'softmax'  # as its pipeline
 
 
 def written_classes(pretrained: Pretrained, *, head: bool) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from vit_jax.data.bad_images import BadImages
 from vit_jax.data.pipeline import EvalPipeline
 from vit_jax.data.preprocess import Preprocess
 from vit_jax.data.sources import Source, subset
+from vit_jax.evaluation import base as evaluation
 from vit_jax.evaluation import features as features_lib
 from vit_jax.evaluation import logistic
 from vit_jax.evaluation.base import Limited, Params
@@ -97,8 +98,9 @@ def _key(run: Run, source: Source, variables: Params) -> dict[str, Any]:
 
 
 def _cut(run: Run) -> dict[str, Any]:
-  """How images are cut: as those of the first evaluator."""
-  evaluator = next(iter(run.config.evaluators.values()), None)
+  """How images are cut: as those of the evaluator that leads."""
+  leading = evaluation.leading(run.config.evaluators)
+  evaluator = None if leading is None else run.config.evaluators[leading]
   return {'crop': evaluator and evaluator.crop, 'resize': evaluator and evaluator.resize}
 
 
