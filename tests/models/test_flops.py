@@ -7,9 +7,11 @@ import pytest
 import tiny
 from flax import nnx
 
+from vit_jax import config as c
 from vit_jax.config import ResNetConfig, ViTConfig
 from vit_jax.models.base import Architecture
 from vit_jax.models.flops import TRAINING
+from vit_jax.training.run import Dataset, Run
 
 # Paper, table 6: exaFLOPs of pre-training on JFT-300M. Ours are within 0.2 % of the rounded figures but
 # for B/32: 56.3 (2.3 % more) where they say 55. L/32, with the same 50 tokens, fits.
@@ -93,3 +95,33 @@ def test_the_count_is_that_of_the_products_computed(model):
       *window, inputs, _ = equation.invars[1].aval.shape  # of the kernel, HWIO
       count += 2 * times * math.prod(window) * inputs * equation.outvars[0].aval.size
   assert Architecture(model, image_size, 2, 5).forward_flops(training=training) == count
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'options',
+  [
+    {'freeze_blocks': 3},
+    {'freeze': ('^(?!head/)',)},
+    {'freeze': ('kernel$',)},
+    {'freeze': ('^patch', '^blocks')},
+  ],
+)
+def test_frozen_parameters_take_from_a_step_what_the_compiler_counts(options):
+  """Beside the step that trains all, which also computes no gradient by the image."""
+
+  def counted(**options):
+    config = c.Config(
+      total='1 steps',
+      batch_size=64,
+      model=tiny.options(width=64, mlp_dim=256, depth=4, heads=2, pool='gap', unroll=True),
+      data=c.DataConfig(image_size=(16, 16), num_classes=200),
+      optimizer=c.OptimizerConfig(name='sgd', **options),
+      mesh=c.MeshConfig(data=1),
+    )
+    run = Run(config, Dataset(64, num_classes=200), jax.devices()[:1])
+    step = run.program.step.lower(run.program.state, run.program.batch, {}).compile()
+    return step.cost_analysis()['flops'], run.step_flops((16, 16))
+
+  (whole, said_whole), (part, said_part) = counted(), counted(**options)
+  assert said_part / said_whole == pytest.approx(part / whole, rel=0.06)

@@ -6,7 +6,8 @@ multiplications.
 """
 
 import itertools
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 TRAINING = 3  # times the forward pass: the backward pass takes two
@@ -18,6 +19,36 @@ class Layer(NamedTuple):
   name: str  # the path of its parameters, with the number of a block where blocks are stacked: 'blocks/3/mlp'
   output: tuple[int, ...]  # its shape, of one image
   multiplications: int  # for one image
+
+
+def of_training(layers: Sequence[Layer], trained: Collection[str], first_block: int) -> int:
+  """Multiplications of a step for one image, forward and backward, where a part of the parameters is trained.
+
+  A layer takes those of its outputs, of a gradient by its input where something is trained in front of it, and of one
+  by its kernel where that is trained.
+
+  Args:
+    layers: those of the network, in order.
+    trained: paths of the parameters that are trained.
+    first_block: the first block of which they are.
+  """
+  owned: dict[str, list[str]] = {layer.name: [] for layer in layers}
+  for layer in layers:
+    number = re.match(r'blocks/(\d+)/', layer.name)
+    if number is None or int(number[1]) >= first_block:
+      prefix = re.sub(r'/\d+(?=/|$)', '', layer.name)
+      owned[layer.name] = [path for path in trained if path.startswith(prefix)]
+  others = set(trained).difference(*owned.values())
+  behind = {
+    path for path in others if path.startswith(('norm/', 'pooled_norm/'))
+  }  # the others are of embeddings
+  total, before = 0, False
+  for number, layer in enumerate(layers):
+    own = owned[layer.name]
+    total += layer.multiplications * (1 + before + any(path.endswith('kernel') for path in own))
+    following = layers[number + 1].name if number + 1 < len(layers) else ''
+    before |= bool(own or others - behind or (behind and not following.startswith('blocks/')))
+  return total
 
 
 def attention(queries: int, keys: int, width: int, products: int = 2) -> int:

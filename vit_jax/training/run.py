@@ -14,7 +14,7 @@ from vit_jax.data import sources
 from vit_jax.data.config import DataConfig
 from vit_jax.data.sources import Source
 from vit_jax.evaluation.base import EMA_SUFFIX, EvaluationContext, Evaluator, Limited, Params
-from vit_jax.foundation import class_matching
+from vit_jax.foundation import class_matching, pytrees
 from vit_jax.foundation.errors import UserError
 from vit_jax.models import flops
 from vit_jax.models.base import Architecture
@@ -25,6 +25,7 @@ from vit_jax.pretrained.captions import Captions
 from vit_jax.training import auto
 from vit_jax.training.any_shape import SequenceLengths
 from vit_jax.training.frozen import FrozenModels
+from vit_jax.training.optimizer import trainable_mask
 from vit_jax.training.progressive_resizing import ProgressiveResizing, Size
 from vit_jax.training.state import TrainState
 from vit_jax.training.step import Program, make_program
@@ -134,17 +135,27 @@ class Run:
   def step_flops(self, image_size: Size) -> float:
     """Model FLOPs of a training step, forward and backward, at an image size; recomputation excluded.
 
-    Of frozen models, and of the large crops of a teacher that is the EMA, it has the forward pass; of an adapter's base
-    no gradients of kernels. SAM's two passes are both counted.
+    Of frozen models, and of the large crops of a teacher that is the EMA, it has the forward pass; of an adapter's
+    base, and of frozen parameters, no gradients that nobody asks for. SAM's two passes are both counted.
     """
-    passes, objective = flops.TRAINING - bool(self.config.adapter.rank), self.config.objective
+    objective = self.config.objective
     extra = objective.extra_crops(self.config.data)
     crops = [image_size, *(crop.size for crop in extra for _ in range(crop.number))]
-    each = passes * sum(self.architecture.forward_flops(size, training=True) for size in crops)
+    each = sum(map(self._flops_of_an_image, crops))
     if objective.learns_from_ema:
       each += sum(self.architecture.forward_flops(size) for size in crops if size == image_size)
     gradients = 2 if self.config.optimizer.sam_radius else 1
     return float(self.config.batch_size * (gradients * each + self.frozen.forward_flops()))
+
+  def _flops_of_an_image(self, size: Size) -> float:
+    optimizer = self.config.optimizer
+    if not optimizer.freezes:
+      passes = flops.TRAINING - bool(self.config.adapter.rank)
+      return passes * self.architecture.forward_flops(size, training=True)
+    layers = self.architecture.model.training_layers(dataclasses.replace(self.architecture, image_size=size))
+    mask = pytrees.flatten(trainable_mask(optimizer, self.program.state.params))
+    trained = [path for path, is_trained in mask.items() if is_trained]
+    return 2 * flops.of_training(layers, trained, optimizer.freeze_blocks)
 
   def training_flops(self, steps: int | None = None) -> float:
     """Model FLOPs of the first so many training steps; None: of all."""
