@@ -35,7 +35,7 @@ ARGUMENTS = {
   'vit_s16_i1k': ['300'],
   'quickstart': [],
   'cifar10_scratch': ['augment,grow'],
-  'cifar10_fast': [],
+  'cifar10_fast': ['long'],
   'position': ['rotary,gap', 'relative_query,token,small'],
   'axial': ['axial,patch2,small'],
   'depth': ['12'],

@@ -25,7 +25,7 @@ def of_training(layers: Sequence[Layer], trained: Collection[str], first_block: 
   """Multiplications of a step for one image, forward and backward, where a part of the parameters is trained.
 
   A layer takes those of its outputs, of a gradient by its input where something is trained in front of it, and of one
-  by its kernel where that is trained.
+  by its kernel where that is trained; what the first trained one needs within itself is left out.
 
   Args:
     layers: those of the network, in order.

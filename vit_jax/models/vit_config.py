@@ -377,7 +377,7 @@ class ViTConfig(ModelConfig):
     if self.rotary_moves is not None and not self.positions.can_move:
       raise UserError(f"{path}.rotary_moves goes with position 'rotary_dinov3'; leave it out.")
     fused_attention.check_options(self, path)
-    if self.sizes.stem_blocks is not None and self.sizes.stem_convolutions:
+    if self.stem_blocks is not None and self.stem_convolutions:
       raise UserError(f'{path} has stem_blocks and stem_convolutions; leave one of them out.')
     patch_dropout.check(self, path)
     token_merging.checked(self, path)
