@@ -39,9 +39,7 @@ def of_training(layers: Sequence[Layer], trained: Collection[str], first_block: 
       prefix = re.sub(r'/\d+(?=/|$)', '', layer.name)
       owned[layer.name] = [path for path in trained if path.startswith(prefix)]
   others = set(trained).difference(*owned.values())
-  behind = {
-    path for path in others if path.startswith(('norm/', 'pooled_norm/'))
-  }  # the others are of embeddings
+  behind = {path for path in others if path.startswith(('norm/', 'pooled_norm/'))}  # others are in front
   total, before = 0, False
   for number, layer in enumerate(layers):
     own = owned[layer.name]

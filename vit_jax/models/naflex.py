@@ -53,7 +53,7 @@ def check(config: 'ViTConfig', option: str) -> None:
   elif config.whole_grid:
     wrong = f'{config.whole_grid}, which needs one grid; leave it out'
   elif config.has_feature_maps:
-    wrong = 'a ResNet in front of its patches; choose a model without one'
+    wrong = f'{config.stem.title} in front of its patches; choose a model without'
   elif config.patch_dropout:
     wrong = 'patch_dropout, which would leave padding in; leave it out'
   elif config.token_merging:

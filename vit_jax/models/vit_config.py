@@ -352,7 +352,8 @@ class ViTConfig(ModelConfig):
 
   def describe(self) -> str:
     sizes = self.sizes
-    kind = 'Hybrid: a ResNet, and a Vision Transformer' if self.has_feature_maps else 'Vision Transformer'
+    hybrid = f'Hybrid: {self.stem.title}, and a Vision Transformer'
+    kind = hybrid if self.has_feature_maps else 'Vision Transformer'
     return f'{kind}, {sizes.depth} blocks of width {sizes.width}, {sizes.heads} heads, pool {self.pool!r}'
 
   def layers(self, architecture: Architecture) -> list[Layer]:

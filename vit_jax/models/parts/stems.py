@@ -56,8 +56,10 @@ class Stem(nnx.Module):
   sharding_rules: ClassVar[ShardingRules] = ()
   # The model's layer that meets the image's pixels.
   first_layer: ClassVar[FirstLayer] = FirstLayer()
-  # Whether its outputs are a ResNet's feature map.
+  # Whether its outputs are the feature map of convolutions.
   has_feature_maps: ClassVar[bool] = False
+  # What sentences call it.
+  title: ClassVar[str] = 'patches of the image'
 
   def __init__(self, config: 'ViTConfig', channels: int, *, sharding: Sharding | None, rngs: nnx.Rngs):
     self.outputs = channels
@@ -107,6 +109,7 @@ class ResNetStem(Stem):
   )
   first_layer: ClassVar[FirstLayer] = FirstLayer("ResNet's first convolution", 'stem/root/kernel')
   has_feature_maps: ClassVar[bool] = True
+  title: ClassVar[str] = 'a ResNet'
 
   def __init__(self, config: 'ViTConfig', channels: int, *, sharding: Sharding | None, rngs: nnx.Rngs):
     width, blocks = config.sizes.stem_width, config.sizes.stem_blocks
@@ -156,6 +159,8 @@ class ConvolutionalStem(Stem):
     (r'norm\d+/(scale|bias)', ()),
   )
   first_layer: ClassVar[FirstLayer] = FirstLayer('first convolution', 'stem/convolution1/kernel')
+  has_feature_maps: ClassVar[bool] = True
+  title: ClassVar[str] = 'convolutions'
 
   def __init__(self, config: 'ViTConfig', channels: int, *, sharding: Sharding | None, rngs: nnx.Rngs):
     self.outputs = channels
