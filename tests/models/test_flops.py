@@ -101,7 +101,7 @@ def test_the_count_is_that_of_the_products_computed(model):
 @pytest.mark.parametrize(
   'options',
   [
-    {'freeze_blocks': 3},
+    {'freeze_blocks': 2},
     {'freeze': ('^(?!head/)',)},
     {'freeze': ('kernel$',)},
     {'freeze': ('^patch', '^blocks')},

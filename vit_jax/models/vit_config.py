@@ -86,7 +86,7 @@ class ViTConfig(ModelConfig):
   stem_width: Size = 64
   # Channels, multiples of 32, and stride of each 3 x 3 convolution from whose output the patches are cut, such as
   # ((32, 2), (64, 1), (64, 2)) for cells of 4 pixels (arXiv 2106.14881; models/parts/stems.py). () for none.
-  stem_convolutions: tuple[tuple[Size, Size], ...] | None = None
+  stem_convolutions: tuple[tuple[Size, Size], ...] = ()
   # Epsilons of that ResNet's norms and standardised kernels: those of the 'released' code, or 'timm'.
   stem_epsilons: Literal['released', 'timm'] = 'released'
   # Tokens that the head reads (models/parts/pools.py): the class 'token', 'gap' (mean of all tokens but the registers),
