@@ -35,13 +35,25 @@ read_xla_flags()
 NIGHTLY = os.environ.get('VIT_JAX_NIGHTLY') == '1'
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-  """Skips the tests marked `nightly` unless VIT_JAX_NIGHTLY=1; not those whose parameters `but` (a pattern) finds."""
-  for item in [] if NIGHTLY else items:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+  """Skips the tests marked `nightly` unless VIT_JAX_NIGHTLY=1; not those whose parameters `but` (a pattern) finds.
+
+  Raises UsageError for a pattern that finds none, where whole files are collected.
+  """
+  asked, kept = set[str](), set[str]()
+  for item in items:
     mark = item.get_closest_marker('nightly')
-    often = mark and mark.kwargs.get('but')
-    if mark and not (often and re.search(often, item.name.partition('[')[2].removesuffix(']'))):
+    if mark is None:
+      continue
+    test, _, parameters = item.nodeid.partition('[')
+    if often := mark.kwargs.get('but'):
+      asked.add(test)
+    if often and re.search(often, parameters.removesuffix(']')):
+      kept.add(test)
+    elif not NIGHTLY:
       item.add_marker(pytest.mark.skip(reason='nightly: VIT_JAX_NIGHTLY=1'))
+  if (lost := asked - kept) and not any('::' in argument for argument in config.args):
+    raise pytest.UsageError(f'nightly(but=…) finds no parameters of {min(lost)}; mend its pattern.')
 
 
 @pytest.fixture(scope='module')

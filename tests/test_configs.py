@@ -69,7 +69,7 @@ def test_every_config_is_valid_and_its_header_gives_the_command(path):
 
 
 @pytest.mark.nightly(
-  but='hybrid|locality:locality|position:rel|resnet|bit|dino:small|distill|efficientnet|finetune:b16|mae:b16|masked_patch:cifar10|moco:b16|siglip:b16,clip|vit:h14|vit:r50\\+'
+  but='cifar10_fast|hybrid|locality:locality|position:rel|resnet|bit|dino:small|distill|efficientnet|finetune:b16|mae:b16|masked_patch:cifar10|moco:b16|siglip:b16,clip|vit:h14|vit:r50\\+'
 )
 @pytest.mark.slow
 @pytest.mark.parametrize(

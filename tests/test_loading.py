@@ -89,7 +89,7 @@ RESIZES: dict[str, PositionResize] = {
 }
 
 
-@pytest.mark.nightly(but='bilinear')
+@pytest.mark.nightly(but='npz')
 @pytest.mark.slow
 @pytest.mark.parametrize('name', RESIZES)
 def test_loading_for_a_size_and_calling_with_that_size_give_the_same_logits(golden, tmp_path, name):

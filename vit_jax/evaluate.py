@@ -143,8 +143,7 @@ def _of_run(run: 'Trained | None', checkpoint: str) -> _Asked:
       f'{checkpoint} was trained on lists of classes, and one class an image is counted here; evaluate it by '
       'vit_jax train --mode=eval.'
     )
-  name = leading(run.config.evaluators)
-  evaluator = None if name is None else run.config.evaluators[name]
+  name, evaluator = leading(run.config.evaluators) or ('', None)
   if evaluator is None or EVALUATORS.name_of(type(evaluator)) != 'classification':
     raise UserError(f'{checkpoint} has no evaluator of its classes; name the images to evaluate.')
   spec = evaluator.source or sources.without_split(trained.source)

@@ -129,6 +129,7 @@ def test_bfloat16_keeps_parameters_and_norms_in_float32():
       {'stem_blocks': None, 'stem_convolutions': ((48, 2),)},
       'stem_convolutions is 48; choose a multiple of 32',
     ),
+    ({'stem_convolutions': ((32, 2),)}, r'stem_convolutions, and a ResNet of stem_blocks \(1, 2\); leave'),
     ({'stem_blocks': (1, 0)}, r'stem_blocks is \(1, 0\); each stage needs'),
   ],
 )

@@ -187,7 +187,7 @@ def test_convert_says_how_to_write_to_the_hub():
     pass
 
 
-@pytest.mark.nightly(but='timm')
+@pytest.mark.nightly(but='vit')
 @pytest.mark.slow
 @pytest.mark.parametrize('kind', PEERS)
 def test_what_was_pushed_gives_the_same_logits_elsewhere(kind, golden, hub, tmp_path):

@@ -136,13 +136,13 @@ class EvaluatorConfig(abc.ABC):
     return self.given_metrics(name, data)
 
 
-def leading(evaluators: Mapping[str, EvaluatorConfig]) -> str | None:
-  """The name of the evaluator as whose images those of the model in use are prepared; None: there is none.
+def leading(evaluators: Mapping[str, EvaluatorConfig]) -> tuple[str, EvaluatorConfig] | None:
+  """The evaluator as whose images those of the model in use are prepared, behind its name; None: there is none.
 
   It is one of the model's own head before others, of the run's own data before other data, and else the first.
   """
-  options = evaluators.items()
-  return min(options, key=lambda item: (item[1].precedence, item[1].source is not None), default=(None,))[0]
+  items = evaluators.items()
+  return min(items, key=lambda item: (item[1].precedence, item[1].source is not None), default=None)
 
 
 EVALUATORS: Registry[EvaluatorConfig] = Registry(

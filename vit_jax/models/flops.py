@@ -7,7 +7,7 @@ multiplications.
 
 import itertools
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 TRAINING = 3  # times the forward pass: the backward pass takes two
@@ -21,6 +21,22 @@ class Layer(NamedTuple):
   multiplications: int  # for one image
 
 
+def owners(layers: Sequence[Layer], paths: Iterable[str]) -> dict[str, str | None]:
+  """Path of a parameter -> `unnumbered` name of the layer that it belongs to; None: it belongs to none that multiplies.
+
+  A norm belongs to the layer behind it, `blocks/attention_norm` to `blocks/attention`.
+  """
+  names = {unnumbered(layer) for layer in layers}
+  return {
+    path: max((name for name in names if path.startswith(name)), key=len, default=None) for path in paths
+  }
+
+
+def unnumbered(layer: Layer) -> str:
+  """A layer's name without a block's number, which paths of parameters do not have: all blocks are stacked there."""
+  return re.sub(r'/\d+(?=/|$)', '', layer.name)
+
+
 def of_training(layers: Sequence[Layer], trained: Collection[str], first_block: int) -> int:
   """Multiplications of a step for one image, forward and backward, where a part of the parameters is trained.
 
@@ -32,20 +48,18 @@ def of_training(layers: Sequence[Layer], trained: Collection[str], first_block: 
     trained: paths of the parameters that are trained.
     first_block: the first block of which they are.
   """
-  owned: dict[str, list[str]] = {layer.name: [] for layer in layers}
-  for layer in layers:
-    number = re.match(r'blocks/(\d+)/', layer.name)
-    if number is None or int(number[1]) >= first_block:
-      prefix = re.sub(r'/\d+(?=/|$)', '', layer.name)
-      owned[layer.name] = [path for path in trained if path.startswith(prefix)]
-  others = set(trained).difference(*owned.values())
-  behind = {path for path in others if path.startswith(('norm/', 'pooled_norm/'))}  # others are in front
+  owner = owners(layers, trained)
+  with_kernels = {name for path, name in owner.items() if path.endswith('kernel')}
+  # Tokens and positions are in front of the blocks, and the last norms behind them.
+  in_front = any(
+    name is None and not path.startswith(('norm/', 'pooled_norm/')) for path, name in owner.items()
+  )
   total, before = 0, False
-  for number, layer in enumerate(layers):
-    own = owned[layer.name]
-    total += layer.multiplications * (1 + before + any(path.endswith('kernel') for path in own))
-    following = layers[number + 1].name if number + 1 < len(layers) else ''
-    before |= bool(own or others - behind or (behind and not following.startswith('blocks/')))
+  for layer in layers:
+    block, name = re.match(r'blocks/(\d+)/', layer.name), unnumbered(layer)
+    is_frozen = block is not None and int(block[1]) < first_block
+    total += layer.multiplications * (1 + before + (name in with_kernels and not is_frozen))
+    before |= in_front or (name in owner.values() and not is_frozen)
   return total
 
 

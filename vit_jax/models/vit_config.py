@@ -217,12 +217,16 @@ class ViTConfig(ModelConfig):
 
   @property
   def sizes(self) -> Sizes:
-    """The sizes of the variant, with the options that replace them; UserError if the heads do not divide the width."""
+    """The sizes of the variant, with the options that replace them; UserError for those that no model has."""
     sizes = variants.resolve(self, Sizes, needed=('patch', 'width', 'mlp_dim', 'depth', 'heads'))
     if sizes.width % sizes.heads:
       raise UserError(
         f'config.model.width {sizes.width} does not divide into config.model.heads {sizes.heads} equal '
         'parts; change one of them.'
+      )
+    if sizes.stem_blocks is not None and sizes.stem_convolutions:
+      raise UserError(
+        f'config.model has stem_convolutions, and a ResNet of stem_blocks {sizes.stem_blocks}; leave one of them out.'
       )
     return sizes
 
@@ -378,8 +382,6 @@ class ViTConfig(ModelConfig):
     if self.rotary_moves is not None and not self.positions.can_move:
       raise UserError(f"{path}.rotary_moves goes with position 'rotary_dinov3'; leave it out.")
     fused_attention.check_options(self, path)
-    if self.stem_blocks is not None and self.stem_convolutions:
-      raise UserError(f'{path} has stem_blocks and stem_convolutions; leave one of them out.')
     patch_dropout.check(self, path)
     token_merging.checked(self, path)
     flexible_patches.check(self, path)

@@ -35,8 +35,7 @@ def layers(config: 'ViTConfig', architecture: Architecture, patch_dropout: float
     ]
     tokens = stay
   if pool.has_parameters:
-    read = tokens - config.leading_tokens if config.pool.endswith('_patches') else tokens
-    layers.append(Layer(f'{config.pool}_pool', (width,), pool.multiplications(config, read)))
+    layers.append(Layer(f'{config.pool}_pool', (width,), pool.multiplications(config, tokens)))
   return layers + _heads(config, pool.widths * width, classes, tokens)
 
 

@@ -284,7 +284,6 @@ def _preprocess(config: Config, meta: Mapping[str, Any]) -> Preprocess:
   """As `write` stored it, or as the run's evaluation prepares its images."""
   if 'preprocess' in meta:
     return options_lib.from_dict(Preprocess, meta['preprocess'], 'preprocess')
-  leading = evaluation.leading(config.evaluators)
-  evaluator = None if leading is None else config.evaluators[leading]
+  _, evaluator = evaluation.leading(config.evaluators) or ('', None)
   crop, resize = (evaluator.crop, evaluator.resize) if evaluator else (None, None)
   return Preprocess.of_run(config.data, crop, resize)

@@ -99,8 +99,7 @@ def _key(run: Run, source: Source, variables: Params) -> dict[str, Any]:
 
 def _cut(run: Run) -> dict[str, Any]:
   """How images are cut: as those of the evaluator that leads."""
-  leading = evaluation.leading(run.config.evaluators)
-  evaluator = None if leading is None else run.config.evaluators[leading]
+  _, evaluator = evaluation.leading(run.config.evaluators) or ('', None)
   return {'crop': evaluator and evaluator.crop, 'resize': evaluator and evaluator.resize}
 
 

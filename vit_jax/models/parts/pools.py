@@ -169,3 +169,7 @@ class MapPatchesPool(MapPool):
 
   def __call__(self, tokens: jax.Array, weights: TokenWeights | None = None) -> jax.Array:
     return super().__call__(tokens[:, self.leading :], weights and weights[self.leading :])
+
+  @staticmethod
+  def multiplications(config: 'ViTConfig', tokens: int) -> int:
+    return MapPool.multiplications(config, tokens - config.leading_tokens)
