@@ -14,7 +14,7 @@ from vit_jax.foundation.errors import UserError
 from vit_jax.serve.app import Service
 
 _CONNECTIONS = 1000  # at a time; further ones get 503
-_SECONDS_TO_HEAR = 0.3  # between the last connection and the end of those that say nothing
+_SECONDS_TO_HEAR = 0.3  # for connections and requests that lie in the kernel when the service is to stop
 
 
 def bound(host: str, port: int) -> socket.socket:
@@ -82,10 +82,10 @@ class _Server(uvicorn.Server):
   async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
     self._service.stopping = True
     print('Stopping: what has been sent is answered.', flush=True)
+    await _hear()  # closing a socket resets the connections that wait there to be accepted
     for server in self.servers:
       server.close()
-    # What lies in the buffers of connections is read, and so waited for.
-    await asyncio.sleep(_SECONDS_TO_HEAR)
+    await _hear()  # uvicorn waits for requests that it has read, and no others
     await super().shutdown(sockets)
     if self.compiled and not self.compiled.done():  # which nothing can stop; no photo has been taken
       signals.end_process('Stopped while the model was being compiled.', 0)
@@ -103,6 +103,15 @@ class _Server(uvicorn.Server):
 
     with signals.Listener([signal.SIGINT, signal.SIGTERM], react):
       yield
+
+
+async def _hear() -> None:
+  """Accepts the connections and reads the requests that have come, however slowly the event loop turns.
+
+  Within one turn a connection is accepted, in the next it gets its transport, in a third it is read.
+  """
+  for _ in range(3):
+    await asyncio.sleep(_SECONDS_TO_HEAR / 3)
 
 
 class _PunctualProtocol(H11Protocol):
