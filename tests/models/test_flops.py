@@ -11,6 +11,7 @@ from vit_jax import config as c
 from vit_jax.config import ResNetConfig, ViTConfig
 from vit_jax.models.base import Architecture
 from vit_jax.models.flops import TRAINING
+from vit_jax.objectives.self_distillation import SelfDistillationObjective
 from vit_jax.training.run import Dataset, Run
 
 # Paper, table 6: exaFLOPs of pre-training on JFT-300M. Ours are within 0.2 % of the rounded figures but
@@ -124,4 +125,27 @@ def test_frozen_parameters_take_from_a_step_what_the_compiler_counts(options):
     return step.cost_analysis()['flops'], run.step_flops((16, 16))
 
   (whole, said_whole), (part, said_part) = counted(), counted(**options)
+  assert said_part / said_whole == pytest.approx(part / whole, rel=0.06)
+
+
+@pytest.mark.slow
+def test_scores_of_masked_patches_add_to_a_step_what_the_compiler_counts():
+  """The share of the whole step that a self-distillation without them takes."""
+
+  def counted(patch_weight):
+    config = c.Config(
+      total='1 steps',
+      batch_size=16,
+      ema=0.9,
+      model=tiny.dino(width=64, mlp_dim=256, unroll=True, prototypes=1024, projection_hidden=256),
+      objective=SelfDistillationObjective(local_crops=0, patch_weight=patch_weight, koleo_weight=0.0),
+      data=c.DataConfig(image_size=(16, 16)),
+      optimizer=c.OptimizerConfig(name='sgd'),
+      mesh=c.MeshConfig(data=1),
+    )
+    run = Run(config, Dataset(64, num_classes=2), jax.devices()[:1])
+    step = run.program.step.lower(run.program.state, run.program.batch, {}).compile()
+    return step.cost_analysis()['flops'], run.step_flops((16, 16))
+
+  (whole, said_whole), (part, said_part) = counted(1.0), counted(0.0)
   assert said_part / said_whole == pytest.approx(part / whole, rel=0.06)

@@ -117,6 +117,18 @@ def test_distances_as_numbers_are_the_means_over_images_by_block_and_head(tmp_pa
   assert {alike[column] for column in ('mean', *heads)} == {f'{mean:.4f}'} and alike['block'] == 'alike'
 
 
+def test_model_that_cuts_images_is_shown_with_what_its_patches_hold():
+  """14 x 11 pixels in patches of 4 are the 12 x 8 at the upper left, for which another model has the same numbers."""
+  cutting = loaded(tiny.options(cut_images=True), image_size=(14, 11))
+  whole = loaded(image_size=(12, 8))
+  nnx.update(whole.module, nnx.state(cutting.module))
+  image = np.random.default_rng(0).integers(0, 256, (14, 11, 3), dtype=np.uint8)
+  found, wanted = Observer(cutting).look(image), Observer(whole).look(image[:12, :8])
+  assert found.grid == wanted.grid == (3, 2)
+  for field in ('photograph', 'heads', 'rollout', 'distances'):
+    np.testing.assert_allclose(getattr(found, field), getattr(wanted, field), rtol=1e-5, atol=1e-6)
+
+
 def test_images_of_which_none_can_be_read_are_an_error(tmp_path):
   with pytest.raises(UserError, match='None of the images can be read'):
     gallery.make(loaded(), [], [pathlib.Path('a')], lambda path: None, gallery.Output(tmp_path), title='')

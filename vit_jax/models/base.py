@@ -149,6 +149,11 @@ class ModelConfig(abc.ABC):
       return patch_grid(image_size, 1, stride=self.patch_pixels, option=option)
     return patch_grid(image_size, self.patch_pixels, option=option)
 
+  def covered(self, image_size: tuple[int, int]) -> tuple[int, int]:
+    """Height and width in pixels of what the patches of `grid` hold: less than the image's where they cut it."""
+    rows, columns = self.grid(image_size)
+    return min(image_size[0], rows * self.patch_pixels), min(image_size[1], columns * self.patch_pixels)
+
   def resolved(self) -> Self:
     """The same model with variant 'custom' and every size given; raises as `variants.resolve`."""
     if not self.variants:

@@ -18,7 +18,7 @@ from vit_jax.data.on_device import Batch
 from vit_jax.foundation.class_matching import By
 from vit_jax.foundation.errors import UserError
 from vit_jax.foundation.registry import Registry
-from vit_jax.models.base import DType, Model, ModelConfig
+from vit_jax.models.base import Architecture, DType, Model, ModelConfig
 from vit_jax.models.capabilities import PrototypeOptions, TextTowerOptions, ViewOptions
 
 Metrics = dict[str, jax.Array]
@@ -142,6 +142,11 @@ class Objective(abc.ABC):
   def extra_crops(self, data: DataConfig) -> tuple[ExtraCrops, ...]:
     """Crops of each image beside 'image' of a batch, which has them by their names."""
     return ()
+
+  def own_flops(self, architecture: Architecture) -> int:
+    """FLOPs of an example in a training step beside the passes of its crops; of the architecture's image size."""
+    del architecture
+    return 0
 
   def taught(self, batch: Batch, teacher: Model, progress: jax.Array) -> Batch:
     """As `annotated`, by the model's moving average; `progress` is the share of the run that is done, float32."""

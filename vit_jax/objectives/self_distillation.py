@@ -20,7 +20,8 @@ import jax.numpy as jnp
 from vit_jax.data import augment_policy
 from vit_jax.data.config import DataConfig, ExtraCrops
 from vit_jax.foundation.errors import UserError
-from vit_jax.models.base import Model, ModelConfig
+from vit_jax.models import flops
+from vit_jax.models.base import Architecture, Model, ModelConfig
 from vit_jax.models.capabilities import PrototypeOptions, ScoresPrototypes
 from vit_jax.objectives import self_distillation_losses as losses
 from vit_jax.objectives.base import Batch, Headless, Metrics, check_crops, views
@@ -79,6 +80,19 @@ class SelfDistillationObjective(Headless):
     local = ExtraCrops('local', self.local_crops, self.local_size, self.local_area, self.local_augment)
     return (second, local) if self.local_crops else (second,)
 
+  def own_flops(self, architecture: Architecture) -> int:
+    """Of the scores of masked patches, which the teacher gives as well; a crop's pass has those of one token."""
+    if not self.patch_weight:
+      return 0
+    model = architecture.model
+    (projection,) = (layer for layer in model.layers(architecture) if layer.name == 'projection')
+    patches = self._most_masked(model.grid(architecture.image_size))
+    return 2 * (flops.TRAINING + 1) * patches * projection.multiplications
+
+  def _most_masked(self, grid: tuple[int, int]) -> int:
+    """M of `taught`."""
+    return max(round(math.prod(grid) * self.masked[1]), 1)
+
   def taught(self, batch: Batch, teacher: Model, progress: jax.Array) -> Batch:
     """Adds what the teacher makes of both large crops, and what the student is not to see of them.
 
@@ -104,7 +118,7 @@ class SelfDistillationObjective(Headless):
     grid = teacher.config.grid((large.shape[1], large.shape[2]))
     keys = jax.vmap(functools.partial(jax.random.fold_in, data=2**31))(batch['key'])
     hidden = jax.vmap(lambda key: losses.hidden_patches(key, grid, self.masked))(keys)
-    most = max(round(math.prod(grid) * self.masked[1]), 1)
+    most = self._most_masked(grid)
     flat = hidden.reshape(size, -1)
     place = jnp.argsort(~flat, axis=1, stable=True)[:, :most]
     patches = _patches(tokens, grid, size)

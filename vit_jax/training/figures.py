@@ -67,10 +67,10 @@ def draw_attention(run: Run, params: Params, batch: Batch, workdir: pathlib.Path
   figure = Figure(figsize=(2 * len(images), 4.4), layout='constrained')
   who = 'of the class token, mean over heads' if reads_class_token else 'mean over heads and tokens'
   figure.suptitle(f'Attention to each patch in the last block, {who}')
-  height, width = images.shape[1:3]
+  height, width = run.config.model.covered(images.shape[1:3])
   axes = figure.subplots(2, len(images), squeeze=False).T
   for (above, below), image, share in zip(axes, images, received, strict=True):
-    _show(above, image, run.config.data)
+    _show(above, image[:height, :width], run.config.data)
     below.imshow(share, cmap='inferno', extent=(0, width, height, 0))
     below.set_axis_off()
   figure.savefig(workdir / 'report' / 'attention.png', dpi=100)

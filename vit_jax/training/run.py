@@ -144,6 +144,7 @@ class Run:
     each = sum(map(self._flops_of_an_image, crops))
     if objective.learns_from_ema:
       each += sum(self.architecture.forward_flops(size) for size in crops if size == image_size)
+    each += objective.own_flops(dataclasses.replace(self.architecture, image_size=image_size))
     gradients = 2 if self.config.optimizer.sam_radius else 1
     return float(self.config.batch_size * (gradients * each + self.frozen.forward_flops()))
 

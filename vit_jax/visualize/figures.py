@@ -85,7 +85,7 @@ def positions(model: LoadedModel) -> Figure:
 def distances(values: np.ndarray, model: LoadedModel) -> Figure:
   """Mean attention distance of every head by depth (figures 7, right, and 11), of (images, L, H) in pixels."""
   images, depth, heads = values.shape
-  size, grid = model.preprocess.size, model_parts.patch_grid(model)
+  size, grid = model_parts.covered(model), model_parts.patch_grid(model)
   assert grid is not None
   figure = Figure(figsize=(8, 5), layout='constrained')
   axis = figure.subplots()

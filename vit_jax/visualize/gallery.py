@@ -117,7 +117,7 @@ def _write_distances(model: LoadedModel, values: np.ndarray, path: pathlib.Path)
   grid = model_parts.patch_grid(model)
   assert grid is not None
   heads = values.shape[2]
-  alike = measures.patch_distances(grid, model.preprocess.size).mean()
+  alike = measures.patch_distances(grid, model_parts.covered(model)).mean()
   with path.open('w', encoding='utf-8', newline='') as file:
     rows = csv.writer(file)
     rows.writerow(['block', 'mean', *(f'head_{number + 1}' for number in range(heads))])

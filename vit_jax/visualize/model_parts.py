@@ -81,7 +81,15 @@ def patch_grid(model: LoadedModel) -> Grid | None:
   return model.config.grid(model.preprocess.size) if isinstance(model.module, HasTokens) else None
 
 
+def covered(model: LoadedModel) -> tuple[int, int]:
+  """Height and width of the pixels in the model's patches: all that it is given, where it has none or cuts none."""
+  size = model.preprocess.size
+  return size if patch_grid(model) is None else model.config.covered(size)
+
+
 def photograph(model: LoadedModel, prepared: np.ndarray) -> np.ndarray:
-  """(H, W, C) as the model is given it -> (H, W, C) in 0 … 1."""
+  """(H, W, C) as the model is given it -> (h, w, C) in 0 … 1: what its patches hold of it."""
   preprocess = model.preprocess
+  height, width = covered(model)
+  prepared = prepared[:height, :width]
   return np.clip(prepared * np.asarray(preprocess.std) + np.asarray(preprocess.mean), 0, 1)

@@ -16,7 +16,7 @@ class Observation:
   """One image and what a model makes of it; None where it has no such thing (`Observer.absent` says why)."""
 
   name: str
-  photograph: np.ndarray  # (H, W, C) in 0 … 1: cut and resized, as the model is given it
+  photograph: np.ndarray  # (H, W, C) in 0 … 1: cut and resized, as the model sees it
   predictions: tuple[tuple[str, float], ...]  # (class, probability) of the best three
   grid: Grid | None  # patches down and across
   attending: str  # whose attention `heads` and `rollout` show: 'the class token' or 'the mean of all patches'
@@ -90,7 +90,7 @@ class Observer:
 
   def _distances(self, weights: Any) -> np.ndarray:
     assert self.grid is not None
-    return np.asarray(measures.attention_distances(weights, self.grid, self.model.preprocess.size))
+    return np.asarray(measures.attention_distances(weights, self.grid, model_parts.covered(self.model)))
 
   def tokens(self, image: Image.Image | np.ndarray) -> np.ndarray | None:
     """float32 (L + 1, rows, columns, D): an image's patches before the first block and after each.
