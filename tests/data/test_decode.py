@@ -58,6 +58,28 @@ def test_one_bit_becomes_black_and_white():
   np.testing.assert_array_equal(decode(encode(Image.fromarray(bits), 'png'), 1)[..., 0], 255 * bits)
 
 
+@pytest.mark.parametrize('orientation', [1, 6])
+@pytest.mark.parametrize('bits, white_is_zero', [(12, False), (16, False), (16, True)])
+def test_tiffs_of_more_than_eight_bits_have_their_whole_range_and_black_is_zero(
+  bits, white_is_zero, orientation
+):
+  """Pillow opens 12 bits as 0 to 4,095 of 65,535, and inverts only 8 where the file says that 0 is white."""
+  values = np.linspace(0, 2**bits - 1, 24).astype('<u2').reshape(4, 6)
+  pixels = values.tobytes()
+  if bits == 12:  # the first bit of a byte is its highest, whatever the order of bytes
+    packed = ''.join(f'{value:012b}' for value in values.ravel().tolist())
+    pixels = int(packed, 2).to_bytes(len(packed) // 8)
+  fields = {256: 6, 257: 4, 258: bits, 259: 1, 262: int(not white_is_zero), 273: 134, 274: orientation}
+  fields |= {277: 1, 278: 4, 279: len(pixels)}
+  entries = b''.join(struct.pack('<HHII', tag, 4, 1, value) for tag, value in fields.items())
+  tiff = b'II*\0' + struct.pack('<IH', 8, len(fields)) + entries + bytes(4) + pixels
+  expected = values >> (bits - 8)
+  expected = 255 - expected if white_is_zero else expected
+  np.testing.assert_array_equal(
+    decode(tiff, 1)[..., 0], np.rot90(expected, -1) if orientation == 6 else expected
+  )
+
+
 @pytest.mark.parametrize(
   'ink,colour',
   [((255, 0, 0, 0), (0, 255, 255)), ((0, 0, 255, 0), (255, 255, 0)), ((0, 0, 0, 255), (0, 0, 0))],

@@ -7,13 +7,16 @@ import chex
 import jax
 import numpy as np
 import pytest
+import tiny
 from sklearn.metrics import average_precision_score
 
 from vit_jax import config as c
+from vit_jax.data.sources import open_source
 from vit_jax.evaluation import classification_metrics, ranking
 from vit_jax.foundation.errors import UserError
 from vit_jax.objectives import classification
 from vit_jax.objectives.classification import ClassificationObjective
+from vit_jax.training.run import open_training
 
 LISTS = [[3, 0], [6], [], [1, 1, 5], [0, 1, 2, 3]]  # an empty one, one with a class twice, a full one
 PADDED = np.array([labels + [-1] * (4 - len(labels)) for labels in LISTS], np.int32)
@@ -155,6 +158,24 @@ def test_smoothing_gives_an_image_without_any_weight_no_loss(mixed):
   losses = ClassificationObjective(label_smoothing=0.1).label_losses(logits, batch)
   np.testing.assert_allclose(losses, -(smoothed * log_shares).sum(axis=1), rtol=1e-5, atol=1e-6)
   assert losses[2] == 0 or mixed
+
+
+def test_balanced_weights_of_a_mixture_are_scikit_learns_of_the_images_as_they_are_drawn():
+  utils = pytest.importorskip('sklearn.utils')
+  parts = ('digits:train[:50]', 'digits:test')
+  config = c.Config(
+    total='1 steps',
+    model=tiny.options(),
+    data=c.DataConfig(image_size=(8, 8), crop='resize', mixture=((parts[0], 2.0), (parts[1], 1.0))),
+    objective=ClassificationObjective(class_weights='balanced'),
+  )
+  run, _ = open_training(config)
+  first, second = (open_source(part, '', data=config.data).labels() for part in parts)
+  drawn = np.concatenate(
+    [np.repeat(first, 2 * len(second)), np.repeat(second, len(first))]
+  )  # two of three are first
+  expected = utils.class_weight.compute_class_weight('balanced', classes=np.arange(10), y=drawn)
+  np.testing.assert_allclose(run.config.objective.class_weights, expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize('smoothing', [0.0, 0.1])

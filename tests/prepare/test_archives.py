@@ -37,15 +37,29 @@ def test_members_of_a_tar_within_a_tar_are_read_in_place(tmp_path):
   assert (member.name, member.folder) == ('all/n01/n01_1.JPEG', 'all/n01')
 
 
-def test_links_and_devices_in_a_tar_are_left_out(tmp_path):
-  path = tmp_path / 'x.tar'
+def tar_with(path, *others):
+  """A tar of an image and of members without content: (name, type), of which links point at /etc/passwd."""
   with tarfile.open(path, 'w') as tar:
     add(tar, 'a/1.jpg')
-    for number, kind in enumerate((tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE)):
-      info = tarfile.TarInfo(f'a/link{number}.jpg')
+    for name, kind in others:
+      info = tarfile.TarInfo(name)
       info.type, info.linkname = kind, '/etc/passwd'
       tar.addfile(info)
-  assert names(path) == ['a/1.jpg']
+  return path
+
+
+def test_devices_and_links_to_what_is_no_image_are_left_out(tmp_path):
+  kinds = (tarfile.CHRTYPE, tarfile.FIFOTYPE)
+  others = [(f'a/{number}.jpg', kind) for number, kind in enumerate(kinds)]
+  links = [('README.md', tarfile.SYMTYPE), ('a/._2.jpg', tarfile.SYMTYPE)]
+  assert names(tar_with(tmp_path / 'x.tar', *others, *links)) == ['a/1.jpg']
+
+
+@pytest.mark.parametrize('kind', [tarfile.SYMTYPE, tarfile.LNKTYPE])
+@pytest.mark.parametrize('name', ['a/2.jpg', 'val'])
+def test_links_to_images_and_to_what_may_be_a_folder_of_them_are_refused(name, kind, tmp_path):
+  with pytest.raises(UserError, match=rf'x.tar has {name} as a link .*; pack it with `tar --dereference'):
+    names(tar_with(tmp_path / 'x.tar', (name, kind)))
 
 
 @pytest.mark.parametrize('nested', [False, True])

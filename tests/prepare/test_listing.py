@@ -4,6 +4,8 @@ import pytest
 from made_samples import shard
 from made_sources import PICTURE, folder_of, make, tar_around, tar_of, zip_of
 
+from vit_jax.data.config import DataConfig
+from vit_jax.data.sources import open_source
 from vit_jax.foundation.errors import UserError
 from vit_jax.prepare.listing import Listing
 from vit_jax.prepare.tables import Columns
@@ -28,6 +30,22 @@ def test_folders_around_classes_are_splits(listed, tmp_path, kind, caplog):
     'test/b/3.jpg': ('test', 'b'),
   }
   assert 'ignored 2 images in no class folder' in caplog.text
+
+
+def test_folder_that_has_two_names_is_read_by_both_and_never_within_itself(listed, tmp_path):
+  """As `folder:` reads it: a split or a class that is a link to another one is there."""
+  folder_of(tmp_path / 'x', 'train/a/1.jpg', 'test/a/2.jpg')
+  (tmp_path / 'x/val').symlink_to('test')
+  (tmp_path / 'x/train/b').symlink_to('a')
+  (tmp_path / 'x/train/a/loop').symlink_to('..')
+  assert listed(tmp_path / 'x') == {
+    'test/a/2.jpg': ('test', 'a'),
+    'train/a/1.jpg': ('train', 'a'),
+    'train/b/1.jpg': ('train', 'b'),
+    'val/a/2.jpg': ('val', 'a'),
+  }
+  for split, count in (('train', 2), ('val', 1), ('test', 1)):
+    assert len(open_source(f'folder:{tmp_path / "x"}', split, data=DataConfig())) == count
 
 
 @pytest.mark.parametrize('kind', ['tar', 'zip'])

@@ -134,6 +134,16 @@ def test_unusable_columns_are_refused_by_name(listed, tmp_path, columns, message
     listed(path)
 
 
+def test_files_whose_numbers_mean_other_classes_are_refused(listed, source):
+  """As the files of two configurations of a repository, or of one whose splits were written apart."""
+  names = FEATURES['label'] | {'names': ['crane', 'tench', 'crane']}
+  parquet(source / 'data/z.parquet', {'image': structs(30, 1), 'label': [0]}, FEATURES | {'label': names})
+  with pytest.raises(
+    UserError, match=r'z.parquet has other classes than .*test-00000.*, or in another order'
+  ):
+    listed(source)
+
+
 def test_column_that_is_there_twice_is_refused(listed, tmp_path):
   arrays = [pa.array([picture(0)]), pa.array(['cat']), pa.array(['dog'])]
   columns = pa.Table.from_arrays(arrays, ['image', 'label', 'label'])

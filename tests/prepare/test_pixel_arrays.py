@@ -120,6 +120,22 @@ def test_pixels_labels_and_names_are_those_that_were_written(tmp_path, make, pla
     assert found == {image.tobytes(): label for image, label in zip(pixels, labels.tolist(), strict=True)}
 
 
+def test_files_that_lie_packed_and_unpacked_are_read_once_and_two_data_sets_are_refused(tmp_path):
+  """As torchvision leaves MNIST, and MNIST beside FashionMNIST: labels 0 to 9 mean other things there."""
+  packed = {}
+  for split in SPLITS:
+    packed |= _mnist(split, *_drawn(split, (28, 28)))
+  unpacked = {name.removesuffix('.gz'): gzip.decompress(content) for name, content in packed.items()}
+  _write(tmp_path / 'data/MNIST/raw', packed | unpacked)
+  result = run.prepare(str(tmp_path / 'data/MNIST/raw'), str(tmp_path / 'prepared'), run.Options(Shrinking()))
+  assert result.records == SPLITS
+  _write(tmp_path / 'data/FashionMNIST/raw', unpacked)
+  with pytest.raises(
+    UserError, match=r'data has .*ubyte in data/FashionMNIST/raw and in data/MNIST/raw, as of two data sets'
+  ):
+    run.prepare(str(tmp_path / 'data'), str(tmp_path / 'both'), run.Options(Shrinking()))
+
+
 def test_a_pickle_with_code_is_not_run(tmp_path):
   class Attack:
     def __reduce__(self):

@@ -182,6 +182,11 @@ def test_numbers_as_labels_are_sorted_by_number(tmp_path):
     ('image,label\n,x\n', 'line 2 has no path of an image'),
     ('image,label,split\na.jpg,x,my split\n', "line 2 has the split 'my split'; write train, val, test"),
     ('image,label\na.jpg,\xff\n', 'cannot be read near line 1 .*; save it as UTF-8'),
+    (
+      'image,label,note\na.jpg,b,"Stop\nb.jpg,b,two\nc.jpg,b,a 5" pipe\n',
+      r'cannot be read near line \d .*expected',
+    ),
+    ('image,label\na.jpg,"b\nc.jpg,d\n', r'cannot be read near line \d .unexpected end of data'),
     ('image,label\na.jpg,b\nc.jpg,crane, bird\n', r'near line 3 \(it has 3 fields and the header 2; quote'),
     ('image;label;label\na.jpg;x;y\n', r"near line 1 \(it has 'label' twice\)"),
     ('image,label,split\na.jpg,x,dev\nb.jpg,x,val\n', "line 3 has the split 'val', and a line above 'dev'"),

@@ -22,6 +22,7 @@ Box = tuple[float, float, float, float]  # top, left, height, width
 # Pillow warns of damaged metadata, for which no image is refused here, and of large images below its limit.
 warnings.filterwarnings('ignore', module=r'PIL\.')
 
+_BITS, _PHOTOMETRIC = ExifTags.Base.BitsPerSample, ExifTags.Base.PhotometricInterpretation  # tags of a TIFF
 # EXIF orientation -> the transposition that makes the picture upright.
 _TRANSPOSITIONS = {
   2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -176,7 +177,17 @@ def upright(image: Image.Image) -> Image.Image:
   """An image, decoded if it is not yet, turned as its metadata says where that can be read."""
   image.load()
   orientation = _orientation(image)
+  if image.format == 'TIFF' and image.mode.startswith('I;16'):
+    image = _full_range(image)
   return image.transpose(_TRANSPOSITIONS[orientation]) if orientation in _TRANSPOSITIONS else image
+
+
+def _full_range(image: Image.Image) -> Image.Image:
+  """A TIFF of more than 8 bits with 0 black and 65,535 white, which Pillow leaves as they are in the file."""
+  tags = getattr(image, 'tag_v2', {})
+  (bits, *_), white_is_zero = tags.get(_BITS, (16,)), tags.get(_PHOTOMETRIC) == 0
+  values = np.asarray(image).astype(np.uint16) << (16 - bits)
+  return Image.fromarray(~values if white_is_zero else values)
 
 
 def _orientation(image: Image.Image) -> int | None:

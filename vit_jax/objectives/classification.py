@@ -183,7 +183,7 @@ def balanced(counts: np.ndarray) -> tuple[float, ...]:
   k are the classes that have images, so that the mean weight of an image is 1.
   """
   there = counts > 0
-  return tuple(np.where(there, counts.sum() / (there.sum() * np.maximum(counts, 1)), 1.0).tolist())
+  return tuple(np.where(there, counts.sum() / (there.sum() * np.where(there, counts, 1)), 1.0).tolist())
 
 
 def class_targets(labels: jax.Array, num_classes: int, weights: jax.Array | None = None) -> jax.Array:

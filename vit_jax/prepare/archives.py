@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Iterator
 from typing import Any, BinaryIO, NamedTuple, cast
 
+from vit_jax.data.sources.folder_layout import is_hidden
 from vit_jax.data.sources.folder_listing import EXTENSIONS
 from vit_jax.foundation.errors import UserError
 from vit_jax.prepare import storage
@@ -207,6 +208,11 @@ def _tar_members(
       archive.members.clear()  # pyright: ignore[reportAttributeAccessIssue]
       if info.size < 0:
         raise tarfile.ReadError(f'damaged at byte {info.offset}')
+      if _is_lost_image(info):
+        raise UserError(
+          f'{name} has {info.name} as a link or with holes, which is not read; pack it with '
+          f'`tar --dereference --hard-dereference`, or give the folder that was packed.'
+        )
       if not info.isreg() or info.sparse is not None:
         continue
       if not info.name.lower().endswith('.tar'):
@@ -220,6 +226,15 @@ def _tar_members(
           name=f'{folder}/{inner.name}', folder=f'{folder}/{inner.folder}' if inner.folder else folder
         )
     _check_end(file, name, archive.offset, end, allow_cut)
+
+
+def _is_lost_image(info: tarfile.TarInfo) -> bool:
+  """Whether a member that is not read is an image, or a link to what may be a folder of images."""
+  is_link = info.islnk() or info.issym()
+  extension = posixpath.splitext(info.name)[1].lower()
+  if is_hidden(posixpath.basename(info.name)):
+    return False
+  return (is_link and extension in ('', *EXTENSIONS)) or (info.sparse is not None and extension in EXTENSIONS)
 
 
 def _check_end(file: BinaryIO, name: str, offset: int, end: float, allow_cut: bool) -> None:

@@ -52,8 +52,24 @@ def list_images(source: str, work: str, columns: Columns, *, limit: int | None) 
 
 
 def class_names(source: str, columns: Columns) -> tuple[str, ...] | None:
-  """The names of the classes that Hugging Face's metadata has; None if there are none."""
-  _, place = next(archives.data_files(source, '.parquet'))
+  """The names of the classes that Hugging Face's metadata has; None if there are none.
+
+  Raises UserError where files have other names, as those of a repository's other configuration: numbers would be mixed.
+  """
+  names, first = None, ''
+  for _, place in archives.data_files(source, '.parquet'):
+    own = _names_in(place, columns)
+    if names is not None and own is not None and own != names:
+      raise UserError(
+        f'{place} has other classes than {first}, or in another order; give the files of one of the two.'
+      )
+    if names is None:
+      names, first = own, place
+  return names
+
+
+def _names_in(place: str, columns: Columns) -> tuple[str, ...] | None:
+  """As `class_names`, of a file."""
   with storage.open_file(place) as file:
     schema = _opened(file, place).schema_arrow
   try:

@@ -141,10 +141,20 @@ def list_images(
   index = storage.join(work, 'unpacked', 'arrays.json')
   if not storage.exists(index):
     contents: dict[str, list[_Content]] = defaultdict(list)
+    folders: dict[str, str] = {}
     for name, file in _files(source):
       reader = _reader(name)
-      if reader is not None:
+      if reader is None:
+        continue
+      folder, base = posixpath.split(name.removesuffix('.gz'))
+      if base not in folders:
+        folders[base] = folder
         contents[_split(name)].append(_read(reader, name, file))
+      elif folders[base] != folder:
+        raise UserError(
+          f'{source} has {base} in {folders[base]} and in {folder}, as of two data sets; give the '
+          'folder of one of them.'
+        )
     storage.write_json(index, _unpack(source, contents, work, limit), work)
   found = storage.read_json(index)
   return tuple(found['names']), (SourceImage(*image) for image in found['images'])

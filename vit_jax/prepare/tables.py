@@ -254,7 +254,7 @@ def _rows(table: str, columns: Columns) -> Iterator[tuple[int, dict[str, Any]]]:
       lines = _lines(file)
       header = next(lines, '')
       delimiter = _delimiter(header, columns)
-      reader = csv.DictReader(itertools.chain([header], lines), delimiter=delimiter)
+      reader = csv.DictReader(itertools.chain([header], lines), delimiter=delimiter, strict=True)
       for name, count in collections.Counter(filter(None, reader.fieldnames or ())).items():
         if count > 1:
           raise ValueError(f'it has {name!r} twice')

@@ -41,7 +41,7 @@ class Dataset:
   examples: int  # images an epoch
   class_names: tuple[str, ...] = ()  # label -> name
   num_classes: int | None = None  # how many there are, where they have no names here
-  class_counts: np.ndarray | None = None  # int (classes,): images of each, where the objective asks
+  class_counts: np.ndarray | None = None  # float64 (classes,): images of each, where the objective asks
 
   @property
   def classes(self) -> int:
@@ -174,13 +174,23 @@ def open_training(config: Config, trained: Sequence[str] | None = None) -> tuple
     source = _numbered_as(trained, source, config)
   counts = None
   if config.objective.counts_classes:
-    labels = source.labels()
-    counts = np.bincount(labels[labels >= 0], minlength=len(source.class_names))
+    counts = _counts_of_classes(source)
   dataset = Dataset(len(source), tuple(source.class_names), class_counts=counts)
   if not dataset.examples:
     raise UserError(f'The training data {config.data.title} has no records; choose another source or split.')
   config.objective.check_classes(dataset.class_names, config.data.title)
   return Run(config, dataset), source
+
+
+def _counts_of_classes(source: Source) -> np.ndarray:
+  """float64 (classes,): images of each, each counted as often as it is drawn from the parts of a mixture."""
+  labels = source.labels()
+  sizes, weights = (np.array(values, float) for values in zip(*source.parts, strict=True))
+  often = weights / weights.sum() * sizes.sum() / np.maximum(sizes, 1)
+  rows = np.repeat(often, sizes.astype(int)).reshape(-1, *[1] * (labels.ndim - 1))
+  known = labels >= 0
+  rows = np.broadcast_to(rows, labels.shape)
+  return np.bincount(labels[known], rows[known], minlength=len(source.class_names))
 
 
 def _numbered_as(trained: Sequence[str], source: Source, config: Config) -> Source:

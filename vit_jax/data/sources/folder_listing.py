@@ -94,11 +94,11 @@ def other_files(names: Sequence[str]) -> list[str]:
 
 
 def files_below(folder: pathlib.Path) -> Iterator[str]:
-  """The paths of all regular files below a folder but hidden ones; links are followed, each folder entered once.
+  """The paths of all regular files below a folder but hidden ones; links are followed, but not to a folder around them.
 
   Raises UserError for a folder that cannot be read.
   """
-  for path, _, names in _walk(str(folder), set()):
+  for path, _, names in _walk(str(folder), set(), again=True):
     for name in names:
       yield os.path.join(path, name)
 
@@ -130,8 +130,11 @@ def folders_in(path: str | pathlib.Path) -> list[str]:
     raise _unreadable(path, error) from error
 
 
-def _walk(path: str, entered: set[tuple[int, int]]) -> Iterator[_Folder]:
-  """A folder and all below it, except those entered already (by device and inode)."""
+def _walk(path: str, entered: set[tuple[int, int]], *, again: bool = False) -> Iterator[_Folder]:
+  """A folder and all below it, except those entered already (by device and inode).
+
+  With `again`, a folder may be entered by several paths, though not from within itself.
+  """
   files, folders = [], []
   try:
     state = os.stat(path)
@@ -150,7 +153,9 @@ def _walk(path: str, entered: set[tuple[int, int]]) -> Iterator[_Folder]:
     raise _unreadable(path, error) from error
   yield _Folder(path, state, sorted(files))
   for name in sorted(folders):
-    yield from _walk(os.path.join(path, name), entered)
+    yield from _walk(os.path.join(path, name), entered, again=again)
+  if again:
+    entered.discard((state.st_dev, state.st_ino))
 
 
 def _is_file(entry: os.DirEntry[str]) -> bool:
