@@ -98,6 +98,13 @@ def test_the_count_is_that_of_the_products_computed(model):
   assert Architecture(model, image_size, 2, 5).forward_flops(training=training) == count
 
 
+def flops_of_a_step(config):
+  """The compiler's count and ours, of images of 16 pixels."""
+  run = Run(config, Dataset(64, num_classes=200), jax.devices()[:1])
+  step = run.program.step.lower(run.program.state, run.program.batch, {}).compile()
+  return step.cost_analysis()['flops'], run.step_flops((16, 16))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
   'options',
@@ -120,9 +127,7 @@ def test_frozen_parameters_take_from_a_step_what_the_compiler_counts(options):
       optimizer=c.OptimizerConfig(name='sgd', **options),
       mesh=c.MeshConfig(data=1),
     )
-    run = Run(config, Dataset(64, num_classes=200), jax.devices()[:1])
-    step = run.program.step.lower(run.program.state, run.program.batch, {}).compile()
-    return step.cost_analysis()['flops'], run.step_flops((16, 16))
+    return flops_of_a_step(config)
 
   (whole, said_whole), (part, said_part) = counted(), counted(**options)
   assert said_part / said_whole == pytest.approx(part / whole, rel=0.06)
@@ -143,9 +148,7 @@ def test_scores_of_masked_patches_add_to_a_step_what_the_compiler_counts():
       optimizer=c.OptimizerConfig(name='sgd'),
       mesh=c.MeshConfig(data=1),
     )
-    run = Run(config, Dataset(64, num_classes=2), jax.devices()[:1])
-    step = run.program.step.lower(run.program.state, run.program.batch, {}).compile()
-    return step.cost_analysis()['flops'], run.step_flops((16, 16))
+    return flops_of_a_step(config)
 
   (whole, said_whole), (part, said_part) = counted(1.0), counted(0.0)
   assert said_part / said_whole == pytest.approx(part / whole, rel=0.06)

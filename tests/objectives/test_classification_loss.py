@@ -171,9 +171,8 @@ def test_balanced_weights_of_a_mixture_are_scikit_learns_of_the_images_as_they_a
   )
   run, _ = open_training(config)
   first, second = (open_source(part, '', data=config.data).labels() for part in parts)
-  drawn = np.concatenate(
-    [np.repeat(first, 2 * len(second)), np.repeat(second, len(first))]
-  )  # two of three are first
+  # Two of three images are of the first part.
+  drawn = np.concatenate([np.repeat(first, 2 * len(second)), np.repeat(second, len(first))])
   expected = utils.class_weight.compute_class_weight('balanced', classes=np.arange(10), y=drawn)
   np.testing.assert_allclose(run.config.objective.class_weights, expected, rtol=1e-12)
 

@@ -121,7 +121,7 @@ class Objective(abc.ABC):
     return False
 
   def with_counts(self, classes: int, counts: np.ndarray | None) -> Self:
-    """The objective with what follows from the data's classes and the images of each, int (classes,), if known.
+    """The objective with what follows from the data's classes and the images of each, (classes,), if known.
 
     Raises UserError for options that do not fit so many classes.
     """

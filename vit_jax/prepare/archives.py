@@ -57,7 +57,7 @@ def members(
     limit: files of each tar within a tar; None: all.
 
   Raises:
-    UserError: it is not an archive, is damaged, or was cut off.
+    UserError: it is not an archive, is damaged, was cut off, or has links to images.
   """
   name = name or path
   try:

@@ -135,7 +135,7 @@ def list_images(
     The names of the classes, () where the source has none; and the images.
 
   Raises:
-    UserError: a file is damaged, or images and labels differ in number.
+    UserError: a file is damaged, images and labels differ in number, or there are two data sets.
     OSError: the copy cannot be written.
   """
   index = storage.join(work, 'unpacked', 'arrays.json')

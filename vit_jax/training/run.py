@@ -187,10 +187,9 @@ def _counts_of_classes(source: Source) -> np.ndarray:
   labels = source.labels()
   sizes, weights = (np.array(values, float) for values in zip(*source.parts, strict=True))
   often = weights / weights.sum() * sizes.sum() / np.maximum(sizes, 1)
-  rows = np.repeat(often, sizes.astype(int)).reshape(-1, *[1] * (labels.ndim - 1))
-  known = labels >= 0
-  rows = np.broadcast_to(rows, labels.shape)
-  return np.bincount(labels[known], rows[known], minlength=len(source.class_names))
+  of_images = np.repeat(often, sizes.astype(int))
+  images, *_ = known = np.nonzero(labels >= 0)
+  return np.bincount(labels[known], of_images[images], minlength=len(source.class_names))
 
 
 def _numbered_as(trained: Sequence[str], source: Source, config: Config) -> Source:

@@ -100,7 +100,7 @@ def _image(number: int, seen: Observation, files: Mapping[str, str], facts: Fact
     for name, share in seen.predictions
   )
   table = f'<table>\n<tr><th>prediction</th><th>probability</th></tr>\n{best}</table>\n' if best else ''
-  photo = f'<img src="{files["photograph"]}" alt="The image as the model is given it.">\n'
+  photo = f'<img src="{files["photograph"]}" alt="The image as the model sees it.">\n'
   pictures = ''.join(
     _figure(picture, file, _caption(picture, facts, seen))
     for picture, file in files.items()
