@@ -1,7 +1,6 @@
 """Real processes for the tests, joined by jax.distributed over this machine's loopback."""
 
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -11,8 +10,9 @@ import threading
 import time
 from collections.abc import Callable
 
-# A line and its end are one write, where `python -u` makes two, between which Gloo may print.
-_WHOLE_LINES = 'import sys\nsys.stdout.reconfigure(line_buffering=True)\n'
+# A line and its end are one write of Python. Gloo prints to the same pipe, in pieces where PYTHONUNBUFFERED is set.
+_WHOLE_LINES = 'import sys\nsys.stdout.reconfigure(line_buffering=True, write_through=False)\n'
+_UNBUFFERED = 'PYTHONUNBUFFERED'
 
 
 # Seconds after which a process has hung: an event is waited for however busy the machine is, and a test that never
@@ -62,7 +62,7 @@ def start(script: str, count: int = 1, *, devices: int = 2, arguments: tuple = (
   processes = []
   for index in range(count):
     environment = {
-      **{name: value for name, value in os.environ.items() if not name.startswith('JAX_')},
+      **{name: value for name, value in os.environ.items() if not name.startswith('JAX_') and name != _UNBUFFERED},
       'JAX_PLATFORMS': 'cpu',
       'XLA_FLAGS': xla_flags(devices),
     }
@@ -84,11 +84,11 @@ def start(script: str, count: int = 1, *, devices: int = 2, arguments: tuple = (
   return processes
 
 
-def wait_for_line(processes: list[subprocess.Popen], line: str) -> None:
-  """Waits until each process has printed a line that ends with `line`, which is read away with what precedes it.
+def wait_for_word(processes: list[subprocess.Popen], word: str) -> None:
+  """Waits until each process has printed `word`, whose line is read away with what precedes it.
 
-  Words of Gloo may stand before it or between it and its end of line, since Gloo prints from another thread. Kills all
-  processes and fails where one has hung, or ends before.
+  Gloo's words may stand around it in one line, since Gloo prints from another thread. Kills all processes and fails
+  where one has hung, or ends before.
   """
   for process in processes:
     assert process.stdout is not None
@@ -98,13 +98,13 @@ def wait_for_line(processes: list[subprocess.Popen], line: str) -> None:
     try:
       for text in process.stdout:
         printed.append(text)
-        if re.search(rf'{re.escape(line)}(\[Gloo\]|\n)', text):
+        if word in text:
           break
       else:
         for other in processes:
           other.kill()
           other.wait()
-        raise AssertionError(f'{line!r} was not printed, but: {"".join(printed)}')
+        raise AssertionError(f'{word!r} was not printed, but: {"".join(printed)}')
     finally:
       too_late.cancel()
 

@@ -11,7 +11,7 @@ import time
 import commands
 import jax
 import pytest
-from processes import finish, run, start, wait_for_line
+from processes import finish, run, start, wait_for_word
 
 from vit_jax.foundation.errors import UserError
 from vit_jax.parallel import distributed
@@ -136,7 +136,7 @@ LOOP = """
   from vit_jax.parallel import distributed
   distributed.initialize()
   with distributed.StopSignal() as stop:
-    print('ready', flush=True)
+    print('READY', flush=True)
     for step in range(1, 1500):
       time.sleep(0.01 + 0.01 * jax.process_index())
       if stop.stop_requested(step):
@@ -146,7 +146,7 @@ LOOP = """
 
 
 def _wait_until_ready(processes: list[subprocess.Popen]) -> None:
-  wait_for_line(processes, 'ready')
+  wait_for_word(processes, 'READY')
   time.sleep(0.3)
 
 
@@ -180,7 +180,7 @@ BUSY = """
   import ctypes
   from vit_jax.parallel.distributed import StopSignal
   with StopSignal():
-    print('ready', flush=True)
+    print('READY', flush=True)
     for _ in range(600):
       ctypes.CDLL(None).sleep(1)
 """
@@ -209,7 +209,7 @@ HANGING = """
     for step in range(1, 4):
       time.sleep(float(sys.argv[3]))
       assert not stop.stop_requested(step)
-    print('ready', flush=True)
+    print('READY', flush=True)
     open(sys.argv[1]).read()
 """
 
@@ -248,7 +248,7 @@ SAVING = """
   with distributed.StopSignal(saved=True, places=[pathlib.Path(place) for place in sys.argv[2:]]) as stop:
     for step in range(1, 4):
       assert not stop.stop_requested(step)
-    print('ready', flush=True)
+    print('READY', flush=True)
 """
 AFTER_A_STEP = """
     while not stop.stop_requested(step := step + 1):
@@ -293,7 +293,7 @@ def test_sigterm_ends_joined_processes_that_hang(fifo):
     import sys
     from vit_jax.parallel import distributed
     distributed.initialize()
-    print('ready', flush=True)
+    print('READY', flush=True)
     open(sys.argv[1]).read()
   """
   for script, code in ((before_loop, -signal.SIGTERM), (HANGING, 75)):

@@ -4,7 +4,7 @@ import signal
 import subprocess
 
 import pytest
-from processes import finish, start, wait_for_line
+from processes import finish, start, wait_for_word
 
 from vit_jax.foundation.errors import UserError
 from vit_jax.parallel import peers
@@ -24,7 +24,7 @@ TRAINING = """
     distributed.initialize()
     with peers.Peers(distributed.heartbeat_seconds()):
       multihost_utils.process_allgather(np.ones(1))
-      print('ready', flush=True)
+      print('READY', flush=True)
       while True:
         {step}
 
@@ -47,7 +47,7 @@ def assert_ended_by_loss(process: subprocess.Popen, output: str, lost: int) -> N
 @pytest.mark.slow
 def test_process_killed_in_a_collective_ends_the_others():
   processes = start(TRAINING.format(step='multihost_utils.process_allgather(np.ones(9))'), 3)
-  wait_for_line(processes, 'ready')
+  wait_for_word(processes, 'READY')
   processes[1].kill()
   outputs = finish(processes)
   for index in (0, 2):
@@ -58,7 +58,7 @@ def test_process_killed_in_a_collective_ends_the_others():
 @pytest.mark.slow
 def test_loss_of_process_0_which_serves_the_store_ends_the_others():
   processes = start(TRAINING.format(step='time.sleep(1)'), 2)
-  wait_for_line(processes, 'ready')
+  wait_for_word(processes, 'READY')
   processes[0].kill()
   outputs = finish(processes)
   assert_ended_by_loss(processes[1], outputs[1], lost=0)
