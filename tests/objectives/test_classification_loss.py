@@ -141,8 +141,9 @@ def test_average_precision_is_of_weights_of_at_least_a_half():
   assert mean.result() == pytest.approx(np.mean(own), rel=1e-12)
 
 
+@pytest.mark.parametrize('z_loss', [0.0, 1e-2])
 @pytest.mark.parametrize('mixed', [False, True])
-def test_smoothing_gives_an_image_without_any_weight_no_loss(mixed):
+def test_smoothing_and_z_loss_give_an_image_without_any_weight_no_loss(mixed, z_loss):
   logits = np.random.default_rng(3).standard_normal((3, 5)).astype(np.float32)
   batch = {
     'label': np.array([[1, 4], [2, -1], [-1, -1]], np.int32),
@@ -154,9 +155,10 @@ def test_smoothing_gives_an_image_without_any_weight_no_loss(mixed):
     batch |= {'lam': np.full(3, 0.7, np.float32)}
     targets = 0.7 * targets + 0.3 * np.roll(targets, 1, 0)
   smoothed = 0.9 * targets + 0.1 * targets.sum(axis=1, keepdims=True) / 5
-  log_shares = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
-  losses = ClassificationObjective(label_smoothing=0.1).label_losses(logits, batch)
-  np.testing.assert_allclose(losses, -(smoothed * log_shares).sum(axis=1), rtol=1e-5, atol=1e-6)
+  log_sums = np.log(np.exp(logits).sum(axis=1))
+  expected = -(smoothed * (logits - log_sums[:, None])).sum(axis=1) + z_loss * targets.sum(axis=1) * log_sums**2
+  losses = ClassificationObjective(label_smoothing=0.1, z_loss=z_loss).label_losses(logits, batch)
+  np.testing.assert_allclose(losses, expected, rtol=1e-5, atol=1e-6)
   assert losses[2] == 0 or mixed
 
 

@@ -127,8 +127,8 @@ class ClassificationObjective(Objective):
   def label_losses(self, logits: jax.Array, batch: Batch) -> jax.Array:
     """float32 (B,): the loss of each image of logits (B, K) by its labels, with label smoothing.
 
-    With 'softmax' an image whose classes have no weight adds nothing, smoothed or not: smoothing spreads the weight
-    that there is.
+    With 'softmax' an image whose classes have no weight adds nothing: smoothing spreads the weight that there is, and
+    z_loss is multiplied by it.
     """
     classes = logits.shape[-1]
     targets = self.mixed_targets(batch, classes)
@@ -154,7 +154,9 @@ class ClassificationObjective(Objective):
     if self.loss == 'softmax':
       of_classes = targets * self._cost(jax.nn.log_softmax(logits), self.focus)
       losses = (weights * of_classes).sum(axis=-1)
-      return losses + self.z_loss * jax.nn.logsumexp(logits, axis=-1) ** 2 if self.z_loss else losses
+      if not self.z_loss:
+        return losses
+      return losses + self.z_loss * targets.sum(axis=-1) * jax.nn.logsumexp(logits, axis=-1) ** 2
     absent = jax.nn.log_sigmoid(-logits)
     if self.margin:
       absent = jnp.log(jnp.minimum(jax.nn.sigmoid(-logits) + self.margin, 1))
