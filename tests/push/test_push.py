@@ -23,7 +23,7 @@ from vit_jax.config import (
 )
 from vit_jax.foundation.errors import UserError
 from vit_jax.foundation.hub import Address
-from vit_jax.pretrained import bucket_output, peft
+from vit_jax.pretrained import bucket_output, hub_files, peft
 from vit_jax.pretrained.base import Adapted
 from vit_jax.pretrained.runs import Trained
 from vit_jax.push import model_card
@@ -202,6 +202,20 @@ def test_what_was_pushed_gives_the_same_logits_elsewhere(kind, golden, hub, tmp_
   wanted = logits(source, images)
   np.testing.assert_allclose(np.load(tmp_path / 'logits.npy'), wanted, atol=1e-5)
   np.testing.assert_array_equal(logits('hf:me/model@v1', images), wanted)
+
+
+def test_what_is_pushed_replaces_a_model_or_adapter_that_was_there_and_no_other_file(hub, tmp_path):
+  adapter, whole = ['adapter_config.json', 'adapter_model.safetensors'], ['config.json', 'model.safetensors']
+  shards = ['model-00001-of-00002.safetensors', 'model.safetensors.index.json']
+  for name, new, before in (('whole', whole, [*adapter, *shards]), ('adapter', adapter, [*whole, *shards])):
+    folder = tmp_path / name
+    folder.mkdir()
+    for file in new:
+      (folder / file).write_text('new')
+    repository = hub.add(f'models/me/{name}', dict.fromkeys([*before, 'notes.txt'], b'old'))
+    hub_files.upload(folder, Address(f'me/{name}', None), private=False, message=None)
+    files = repository.commits[repository.branches['main']]
+    assert files == dict.fromkeys(new, b'new') | {'notes.txt': b'old'}
 
 
 @pytest.mark.nightly

@@ -11,6 +11,11 @@ from vit_jax.pretrained import foreign
 _TEXTS = ('*.json', '*.txt', '*.model', '*.sha256', 'README.md')  # configs, tokenizers, checksums, the card
 _TENSORS = ('model.safetensors', 'model-?????-of-?????.safetensors')
 _READ = ('.safetensors', '.npz')
+# The files of a model or an adapter in a folder's formats, beside which another one would be taken for this.
+_OF_A_MODEL = (
+  *('config.json', 'preprocessor_config.json', 'vit_jax.json', 'adapter_config.json', 'adapter_model.safetensors'),
+  *(*_TENSORS, 'model.safetensors.index.json'),
+)
 
 
 def local_copy(address: Address) -> pathlib.Path:
@@ -91,12 +96,11 @@ def upload(folder: pathlib.Path, address: Address, *, private: bool, message: st
       raise UserError(f'{name} is there already, and public; change that on its page of the Hub.')
     if revision:
       api.create_branch(name, branch=revision, exist_ok=True)
-    stale = ['preprocessor_config.json']  # of a model in another format that was there before
     commit = api.upload_folder(
       repo_id=name,
       folder_path=folder,
       revision=revision,
       commit_message=message or 'A model of vit_jax',
-      delete_patterns=stale,
+      delete_patterns=list(_OF_A_MODEL),  # that was there before, perhaps in another format
     )
   return str(commit.commit_url)
