@@ -62,7 +62,11 @@ def start(script: str, count: int = 1, *, devices: int = 2, arguments: tuple = (
   processes = []
   for index in range(count):
     environment = {
-      **{name: value for name, value in os.environ.items() if not name.startswith('JAX_') and name != _UNBUFFERED},
+      **{
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith('JAX_') and name != _UNBUFFERED
+      },
       'JAX_PLATFORMS': 'cpu',
       'XLA_FLAGS': xla_flags(devices),
     }

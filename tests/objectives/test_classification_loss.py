@@ -156,7 +156,9 @@ def test_smoothing_and_z_loss_give_an_image_without_any_weight_no_loss(mixed, z_
     targets = 0.7 * targets + 0.3 * np.roll(targets, 1, 0)
   smoothed = 0.9 * targets + 0.1 * targets.sum(axis=1, keepdims=True) / 5
   log_sums = np.log(np.exp(logits).sum(axis=1))
-  expected = -(smoothed * (logits - log_sums[:, None])).sum(axis=1) + z_loss * targets.sum(axis=1) * log_sums**2
+  expected = (
+    -(smoothed * (logits - log_sums[:, None])).sum(axis=1) + z_loss * targets.sum(axis=1) * log_sums**2
+  )
   losses = ClassificationObjective(label_smoothing=0.1, z_loss=z_loss).label_losses(logits, batch)
   np.testing.assert_allclose(losses, expected, rtol=1e-5, atol=1e-6)
   assert losses[2] == 0 or mixed

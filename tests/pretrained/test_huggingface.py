@@ -25,6 +25,7 @@ from transformers_peers import (
   transformers,
 )
 
+import vit_jax
 from vit_jax import config
 from vit_jax.foundation.errors import UserError
 from vit_jax.pretrained import formats
@@ -136,6 +137,19 @@ def test_position_resize_is_that_of_transformers(name, tmp_path):
     with torch.no_grad():
       theirs = peer(to_torch(images), **options).logits
     np.testing.assert_allclose(make_ours(pretrained)(images), theirs, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize('name', ['vit', 'registers'])
+def test_a_model_that_cuts_images_is_loaded_for_oblong_ones_with_the_positions_of_transformers(
+  name, tmp_path
+):
+  peer = make_peer(name, image_size=20)  # patches of 8
+  peer.save_pretrained(tmp_path)
+  images = make_images(read(tmp_path), (15, 60))
+  with torch.no_grad():
+    theirs = peer(to_torch(images), **({'interpolate_pos_encoding': True} if name == 'vit' else {})).logits
+  ours = vit_jax.load(tmp_path, image_size=(15, 60))(images)
+  np.testing.assert_allclose(ours, theirs, atol=1e-4, rtol=0)
 
 
 def test_class_names_are_read_and_written(tmp_path):

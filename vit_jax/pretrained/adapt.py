@@ -187,9 +187,13 @@ def _fitted_positions(
 
 
 def _grid(image_size: tuple[int, int], cells: int) -> tuple[int, int]:
-  """Rows and columns of so many square patches of an image."""
-  side = math.sqrt(image_size[0] * image_size[1] / cells)
-  return round(image_size[0] / side), round(image_size[1] / side)
+  """Rows and columns of so many square patches of an image, at whose edges less than a patch may be left over."""
+  height, width = image_size
+  side = math.sqrt(height * width / cells)
+  for pixels in range(int(side), 0, -1):
+    if height // pixels * (width // pixels) == cells:
+      return height // pixels, width // pixels
+  return round(height / side), round(width / side)  # of feature maps whose edges are padded
 
 
 def _with_channels(kernel: np.ndarray, channels: int) -> tuple[np.ndarray, str]:

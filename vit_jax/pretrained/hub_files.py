@@ -13,7 +13,13 @@ _TENSORS = ('model.safetensors', 'model-?????-of-?????.safetensors')
 _READ = ('.safetensors', '.npz')
 # The files of a model or an adapter in a folder's formats, beside which another one would be taken for this.
 _OF_A_MODEL = (
-  *('config.json', 'preprocessor_config.json', 'vit_jax.json', 'adapter_config.json', 'adapter_model.safetensors'),
+  *(
+    'config.json',
+    'preprocessor_config.json',
+    'vit_jax.json',
+    'adapter_config.json',
+    'adapter_model.safetensors',
+  ),
   *(*_TENSORS, 'model.safetensors.index.json'),
 )
 

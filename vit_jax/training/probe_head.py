@@ -87,7 +87,9 @@ def _key(run: Run, source: Source, variables: Params) -> dict[str, Any]:
   config = run.config
   return {
     'images': [config.data.title, len(source), source.version(), source.sums()],
-    'seed': config.seed if run.timeline.total else None,  # by which images are chosen for a head that is trained on
+    'seed': config.seed
+    if run.timeline.total
+    else None,  # by which images are chosen for a head that is trained on
     'labels': hashlib.sha256(source.labels().tobytes()).hexdigest(),
     'pixels': repr(Preprocess.of_run(config.data, **_cut(run))),
     'model': repr(config.model),
