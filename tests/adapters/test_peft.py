@@ -24,7 +24,7 @@ from vit_jax.foundation import pytrees
 from vit_jax.foundation.errors import UserError
 from vit_jax.pretrained import formats
 from vit_jax.pretrained.base import Adapted, Pretrained
-from vit_jax.pretrained.peft import PeftFormat
+from vit_jax.pretrained.peft import PeftFormat, applied
 
 REASON = "needs the extra 'peers' (pip install -e '.[peers]')"
 torch = peers.torch
@@ -124,6 +124,27 @@ def test_alpha_of_a_pattern_is_that_of_the_modules_as_the_file_calls_them(patter
   images = peers.images_of((16, 16))
   ours = vit_jax.load(tmp_path / 'base', adapter=tmp_path / 'adapter')
   np.testing.assert_allclose(ours(images), logits(model, images), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(('classes', 'of_base'), [(1, 2), (3, 2), (2, 2), (2, 1)])
+def test_head_of_an_adapter_has_the_link_of_its_classes_and_says_whose_names_it_has(
+  classes, of_base, tmp_path
+):
+  """PEFT keeps no names; transformers has a sigmoid where there is one output."""
+  names = ('ant', 'bee')[:of_base]
+  peer = peers.make_peer('vit', image_size=16, num_labels=of_base, id2label=dict(enumerate(names)))
+  peer.save_pretrained(tmp_path / 'base')
+  peer = type(peer).from_pretrained(tmp_path / 'base', num_labels=classes, ignore_mismatched_sizes=True)
+  model = peft.get_peft_model(
+    peer, peft.LoraConfig(target_modules=['q_proj'], modules_to_save=['classifier'])
+  )
+  model.save_pretrained(tmp_path / 'adapter')
+  base = formats.read(tmp_path / 'base')
+  assert base.class_names == names
+  ours = applied(base, tmp_path / 'adapter')
+  assert ours.link == ('sigmoid' if classes == 1 else 'softmax')
+  assert ours.class_names == (names if classes == of_base else None)
+  assert any('those of the base' in note for note in ours.notes) == (classes == of_base)
 
 
 OURS = {

@@ -6,6 +6,7 @@ import re
 import jax
 import numpy as np
 import pytest
+from PIL import Image
 from released_files import read
 from test_towers import CLASSES, relative, save_tokenizer
 from transformers_peers import (
@@ -22,6 +23,7 @@ from transformers_peers import (
 )
 
 import vit_jax
+from vit_jax.foundation.errors import UserError
 from vit_jax.pretrained import formats, open_clip
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('precise')]  # it compares with another framework
@@ -255,6 +257,36 @@ def test_folder_of_a_timm_wrapper_is_the_folder_of_timm(tmp_path):
   with torch.no_grad():
     expected = peer(to_torch(images)).logits.numpy()
   assert relative(make_ours(pretrained)(images), expected) < 1e-5
+
+
+def save_timm_wrapper(folder, classes: int, problem: str | None) -> None:
+  pytest.importorskip('timm')
+  config = transformers.TimmWrapperConfig(
+    architecture='vit_tiny_patch16_224',
+    model_args={'depth': 2, 'embed_dim': 64, 'num_heads': 1, 'img_size': 32},
+    num_labels=classes,
+    problem_type=problem,
+    pretrained_cfg={'input_size': [3, 32, 32], 'mean': [0.5] * 3, 'std': [0.5] * 3},
+  )
+  randomise(transformers.TimmWrapperForImageClassification(config), 0).save_pretrained(folder)
+
+
+@pytest.mark.parametrize(('classes', 'problem'), [(3, 'multi_label_classification'), (3, None), (1, None)])
+def test_probabilities_of_a_timm_wrapper_are_those_of_its_pipeline(classes, problem, tmp_path):
+  save_timm_wrapper(tmp_path, classes, problem)
+  photo = Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 50, 3), dtype=np.uint8))
+  rows = transformers.pipeline('image-classification', str(tmp_path))(photo, top_k=classes)
+  theirs = {row['label']: row['score'] for row in rows}
+  model = vit_jax.load(tmp_path)
+  assert model.class_names is None  # nobody named them
+  ours = model.probabilities(model(model.preprocess([photo])))[0]
+  np.testing.assert_allclose(ours, [theirs[f'LABEL_{i}'] for i in range(classes)], atol=1e-3)
+
+
+def test_a_timm_wrapper_with_a_head_of_regression_is_refused(tmp_path):
+  save_timm_wrapper(tmp_path, 1, 'regression')
+  with pytest.raises(UserError, match='one of regression'):
+    read(tmp_path)
 
 
 def test_texts_are_cleaned_as_by_open_clip():

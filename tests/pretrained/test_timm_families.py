@@ -1,5 +1,6 @@
 """timm's models beside its plain Vision Transformers: their logits, and the files that we write for timm."""
 
+import dataclasses
 import json
 import pathlib
 
@@ -7,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 from released_files import read
-from timm_peers import SIZES, save, timm
+from timm_peers import SIZES, hub, save, timm
 from transformers_peers import (
   assert_differences_are_said,
   make_images,
@@ -15,6 +16,7 @@ from transformers_peers import (
   randomise,
   to_torch,
   torch,
+  transformers,
 )
 
 from vit_jax.pretrained.base import FORMATS
@@ -105,3 +107,46 @@ def test_a_model_of_another_family_has_timms_logits_and_is_written_for_timm(name
   np.testing.assert_allclose(logits_of(again, images), theirs, atol=1e-6, rtol=1e-6)
   once_more = read(tmp_path / 'ours')
   np.testing.assert_allclose(make_ours(once_more)(images), ours, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+  ('architecture', 'options'),
+  [('vit_base_patch16_224', SIZES), ('mixer_s32_224', {'num_classes': 5})],
+)
+def test_class_names_are_those_that_timm_reads(architecture, options, tmp_path):
+  """Of the root of config.json before `pretrained_cfg`; numbers with gaps are no classes of the head."""
+  names = ['zebra', 'ant', 'mouse', 'cat', 'bee']
+  hub.save_for_hf(
+    timm.create_model(architecture, **options),
+    tmp_path,
+    model_config={'label_names': names},
+    safe_serialization=True,
+  )
+  config = tmp_path / 'config.json'
+  values = json.loads(config.read_text())
+  values['pretrained_cfg']['label_names'] = sorted(names)
+  by_number = {str(i): name for i, name in enumerate(names)}
+  for label_names in (names, dict(reversed(by_number.items())), None):
+    values['label_names'] = label_names
+    config.write_text(json.dumps({key: value for key, value in values.items() if value is not None}))
+    theirs = hub.load_model_config_from_path(str(tmp_path))[0]['label_names']
+    theirs = [theirs[str(i)] for i in range(5)] if isinstance(theirs, dict) else theirs
+    assert read(tmp_path).class_names == tuple(theirs)
+  values['label_names'] = {str(2 * i): name for i, name in enumerate(names)}
+  config.write_text(json.dumps(values))
+  assert read(tmp_path).class_names is None
+
+
+@pytest.mark.parametrize('kind', ['timm', 'timm_mixer'])
+def test_written_names_and_sigmoids_are_read_by_timm_and_transformers(kind, tmp_path):
+  name, options = ('vit_base_patch16_224', SIZES) if kind == 'timm' else ('mixer_s32_224', {'num_classes': 5})
+  save(timm.create_model(name, **options), tmp_path / 'theirs')
+  names = ('zebra', 'ant', 'mouse', 'cat', 'bee')
+  ours = dataclasses.replace(read(tmp_path / 'theirs'), class_names=names, link='sigmoid')
+  assert not any('sigmoid' in note for note in FORMATS[kind]().write(ours, tmp_path / 'ours'))
+  assert hub.load_model_config_from_path(str(tmp_path / 'ours'))[0]['label_names'] == list(names)
+  config = transformers.AutoConfig.from_pretrained(tmp_path / 'ours')
+  assert config.id2label == dict(enumerate(names))
+  assert config.problem_type == 'multi_label_classification'
+  again = read(tmp_path / 'ours')
+  assert (again.class_names, again.link) == (names, 'sigmoid')

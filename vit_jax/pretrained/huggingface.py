@@ -20,12 +20,13 @@ from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import Architecture
 from vit_jax.models.vit_config import ViTConfig
 from vit_jax.pretrained import safetensors_files
-from vit_jax.pretrained.base import Format, Pretrained, ReadOptions, UnknownModelError
+from vit_jax.pretrained.base import Format, Link, Pretrained, ReadOptions, UnknownModelError
 from vit_jax.pretrained.json_values import JsonObject, is_text
 from vit_jax.pretrained.safetensors_files import TensorFiles
 from vit_jax.pretrained.torch_names import Export, Layout, check, check_depth, expected, gather, scatter
 
 CONFIG = 'config.json'
+MULTI_LABEL = 'multi_label_classification'  # the `problem_type` of a head trained with sigmoids
 # About a folder with a distillation token and no head for it.
 NO_DISTILLATION_HEAD = (
   'The distillation token, which has no head, is read as a register token: all tokens attend to it.'
@@ -65,6 +66,14 @@ def taken(files: TensorFiles, layout: Layout, told: Collection[str]) -> str:
     f'{files.source} has no config.json beside it: {", ".join(said)} and {layout.preprocess} are taken, as most models '
     "of such tensors have them (vit_jax.load(…, heads=12, activation='gelu_tanh', norm_epsilon=1e-5) takes others)."
   )
+
+
+def link_of(values: JsonObject, num_classes: int) -> Link:
+  """What turns a head's logits into probabilities; UnknownModelError for one of regression."""
+  kind = values.text('problem_type')
+  if kind == 'regression':
+    raise UnknownModelError('its head is one of regression, and vit_jax has heads of classes')
+  return 'sigmoid' if kind == MULTI_LABEL or num_classes == 1 else 'softmax'  # as in transformers' pipeline
 
 
 def described(values: JsonObject | None) -> str:

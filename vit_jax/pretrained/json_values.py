@@ -26,6 +26,11 @@ def is_text(value: Any) -> TypeGuard[str]:
   return True
 
 
+def given(names: tuple[str, ...]) -> tuple[str, ...] | None:
+  """The names of classes; None: they are what transformers calls classes that nobody named."""
+  return None if names == tuple(f'LABEL_{i}' for i in range(len(names))) else names
+
+
 class JsonObject:
   """An object of a JSON file. A value that is null counts as one that is not there."""
 
@@ -167,6 +172,4 @@ class JsonObject:
     ordered = [names[str(i)] for i in range(num_classes)]
     if not all(is_text(name) or isinstance(name, int | float) for name in ordered):
       raise self.error('id2label', names, 'an object of texts')
-    texts = tuple(str(name) for name in ordered)
-    # What transformers calls classes that nobody named.
-    return None if texts == tuple(f'LABEL_{i}' for i in range(num_classes)) else texts
+    return given(tuple(str(name) for name in ordered))

@@ -131,18 +131,18 @@ def applied(base: Pretrained, folder: str | os.PathLike[str]) -> Pretrained:
             files, tensors[name], own, _alpha(config, own), config.flag('use_rslora', False)
           )
         tensors |= {names[name]: files.read(full) for name, full in others.items()}
-        return _as_trained(
-          _with(base, rules, tensors, {names[name] for name in wanted}, files.source), folder
-        )
+        model = _with(base, rules, tensors, {names[name] for name in wanted}, files.source)
+        if (folder / _OWN).is_file():
+          return _as_trained(model, folder)
+        head = any(rule.path == 'head/kernel' for rule in _within(rules, {names[name] for name in others}))
+        return _with_doubt(model, folder) if head and model.class_names else model
   raise UserError(
     f'{folder} is of another model than the base, which has no {min(wanted)}; name the base of it.'
   )
 
 
 def _as_trained(pretrained: Pretrained, folder: pathlib.Path) -> Pretrained:
-  """The model at the image size and with the classes that our run had; a folder that PEFT wrote says neither."""
-  if not (folder / _OWN).is_file():
-    return pretrained
+  """The model at the image size and with the classes that our run had."""
   own = JsonObject.read(folder / _OWN)
   size, names = own.sides('image_size'), own.raw('class_names')
   architecture = dataclasses.replace(pretrained.architecture, image_size=size)
@@ -160,6 +160,12 @@ def _as_trained(pretrained: Pretrained, folder: pathlib.Path) -> Pretrained:
     class_names=names and tuple(names),
     link=own.choice('link', {link: link for link in get_args(Link)}, pretrained.link),
   )
+
+
+def _with_doubt(pretrained: Pretrained, folder: pathlib.Path) -> Pretrained:
+  """The model with a sentence on class names that are the base's, whereas its head is that of a folder by PEFT."""
+  note = f'The head is that of {folder}, which names no classes: their names are those of the base, and may be wrong.'
+  return dataclasses.replace(pretrained, notes=(*pretrained.notes, note))
 
 
 def _with_any_head(pretrained: Pretrained) -> Pretrained:
@@ -256,11 +262,13 @@ def _with(
   source: pathlib.Path,
 ) -> Pretrained:
   """A model with the parameters that are in the `changed` ones of its tensors, perhaps with a head of other classes."""
-  architecture, touched = base.architecture, [rule for rule in rules if _is_in(rule, changed)]
+  architecture, touched = base.architecture, _within(rules, changed)
   heads = [len(tensors[rule.name]) for rule in touched if rule.path == 'head/kernel']
   if heads and heads[0] != architecture.num_classes:
+    # One output has a sigmoid, as in transformers' pipeline.
+    link: Link = 'sigmoid' if heads[0] == 1 else 'softmax' if architecture.num_classes == 1 else base.link
     architecture = dataclasses.replace(architecture, num_classes=heads[0])
-    base = dataclasses.replace(base, architecture=architecture, class_names=None)
+    base = dataclasses.replace(base, architecture=architecture, class_names=None, link=link)
   shapes = architecture.shapes()
   for name, shape in torch_names.expected(touched, shapes).items():
     if tensors[name].shape != tuple(shape):
@@ -271,9 +279,10 @@ def _with(
   return dataclasses.replace(base, params=pytrees.unflatten(params))
 
 
-def _is_in(rule: Rule, names: set[str]) -> bool:
-  pattern = re.escape(rule.name).replace(r'\{\}', r'\d+')
-  return any(re.fullmatch(pattern, name) for name in names)
+def _within(rules: tuple[Rule, ...], names: set[str]) -> list[Rule]:
+  """The rules whose tensors are among `names`."""
+  patterns = {rule: re.escape(rule.name).replace(r'\{\}', r'\d+') for rule in rules}
+  return [rule for rule in rules if any(re.fullmatch(patterns[rule], name) for name in names)]
 
 
 def _export(pretrained: Pretrained, adapted: Adapted) -> tuple[dict[str, np.ndarray], dict[str, Any]]:

@@ -13,7 +13,7 @@ from vit_jax.models.base import Architecture, Grid, Pooling
 from vit_jax.models.vit_config import ViTConfig
 from vit_jax.pretrained import safetensors_files, timm_config, timm_derived, timm_export, timm_names
 from vit_jax.pretrained.base import Pretrained, ReadOptions, UnknownModelError, with_told
-from vit_jax.pretrained.huggingface import NO_DISTILLATION_HEAD, FolderFormat, config_of, taken
+from vit_jax.pretrained.huggingface import NO_DISTILLATION_HEAD, FolderFormat, config_of, link_of, taken
 from vit_jax.pretrained.json_values import JsonObject
 from vit_jax.pretrained.safetensors_files import TensorFiles
 from vit_jax.pretrained.timm_defaults import Defaults, refusal
@@ -115,10 +115,11 @@ class TimmFormat(FolderFormat):
       rules=rules,
       tokens=_tokens(model, shapes, grid),
       preprocess=timm_config.preprocess(published, options.image_size or image_size, channels),
-      class_names=timm_config.class_names(published, num_classes),
+      class_names=timm_config.class_names(values, num_classes),
       zeros=timm_names.missing_biases(rules, shapes.keys()),
       notes=notes,
       derived=derived,
+      link=link_of(values, num_classes),
     )
     if alone:
       layout = dataclasses.replace(layout, notes=(*notes, taken(files, layout, options.told)))

@@ -1,4 +1,4 @@
-"""What timm's config.json says of a model's images and classes (`pretrained_cfg`)."""
+"""What timm's config.json says of a model's images (`pretrained_cfg`) and classes."""
 
 import math
 import pathlib
@@ -9,10 +9,10 @@ from typing import Any, get_args
 import numpy as np
 
 from vit_jax.data.preprocess import Method, Preprocess, TimmCrop
-from vit_jax.models.base import Architecture
 from vit_jax.models.parts.activations import Activation
-from vit_jax.pretrained.base import SIGMOID_LOST, Pretrained, UnknownModelError
-from vit_jax.pretrained.json_values import JsonObject, is_text
+from vit_jax.pretrained.base import Pretrained, UnknownModelError
+from vit_jax.pretrained.huggingface import MULTI_LABEL
+from vit_jax.pretrained.json_values import JsonObject, given, is_text
 
 _INTERPOLATIONS: dict[str, Method] = {method: method for method in get_args(Method)}
 _CROPS: dict[str, TimmCrop] = {crop: crop for crop in get_args(TimmCrop)}
@@ -38,22 +38,30 @@ def names(values: JsonObject | None, pattern: str | re.Pattern[str]) -> bool:
 
 def config(
   name: str,
-  architecture: Architecture,
+  pretrained: Pretrained,
   published: Mapping[str, Any],
   *,
   features: int,
   arguments: Mapping[str, Any],
   pool: str = 'avg',
 ) -> dict[str, Any]:
-  """A config.json of timm's: its name of the architecture, what `written` gives, and `model_args`."""
-  return {
+  """A config.json of timm's: its name of the architecture, what `written` gives, `model_args`, and classes.
+
+  timm passes over `problem_type`, which transformers' TimmWrapper reads.
+  """
+  values = {
     'architecture': name,
     'global_pool': pool,
     'model_args': dict(arguments),
-    'num_classes': architecture.num_classes,
+    'num_classes': pretrained.architecture.num_classes,
     'num_features': features,
     'pretrained_cfg': dict(published),
   }
+  if pretrained.class_names is not None:
+    values['label_names'] = list(pretrained.class_names)
+  if pretrained.link == 'sigmoid':
+    values['problem_type'] = MULTI_LABEL
+  return values
 
 
 def check(values: JsonObject, *known: str) -> None:
@@ -72,7 +80,7 @@ def check_arguments(arguments: JsonObject, known: Collection[str]) -> None:
 
 
 def published(values: JsonObject) -> JsonObject:
-  """The part of a config.json that is about images and classes: all of it in old files."""
+  """The part of a config.json that is about images, and in some about classes: all of it in old files."""
   return values.section('pretrained_cfg') if 'pretrained_cfg' in values else values
 
 
@@ -86,14 +94,20 @@ def image_size(published: JsonObject) -> tuple[int, int] | None:
   return JsonObject(published.path, {'input_size': size[1:]}).sides('input_size')
 
 
-def class_names(published: JsonObject, num_classes: int) -> tuple[str, ...] | None:
-  """The classes that it names; None: none, or others than the head has."""
-  names = published.raw('label_names')
+def class_names(values: JsonObject, num_classes: int) -> tuple[str, ...] | None:
+  """The classes that a config.json names, at its root or else in `pretrained_cfg`; None: none, or not the head's.
+
+  They may be an object of names by number, timm's way where numbers have gaps.
+  """
+  names = (values if 'label_names' in values else published(values)).raw('label_names')
+  if isinstance(names, dict):
+    numbers = list(map(str, range(num_classes)))
+    names = [names[number] for number in numbers] if names.keys() == set(numbers) else None
   if names is None:
     return None
   if not isinstance(names, list) or not all(map(is_text, names)):
-    raise published.error('label_names', names, 'a list of texts')
-  return tuple(names) if names and len(names) == num_classes else None
+    raise values.error('label_names', names, 'a list or an object of texts')
+  return given(tuple(names)) if names and len(names) == num_classes else None
 
 
 def preprocess(published: JsonObject, image_size: tuple[int, int], channels: int) -> Preprocess:
@@ -141,8 +155,6 @@ def written(
     'num_classes': architecture.num_classes,
     'std': np.broadcast_to(images.std, architecture.channels).tolist(),
   }
-  if pretrained.class_names is not None:
-    values['label_names'] = list(pretrained.class_names)
   read = preprocess(JsonObject(pathlib.Path(), values), images.size, images.channels)
   return values, images.differences(read, 'timm')
 
@@ -170,8 +182,6 @@ def about(pretrained: Pretrained, *, epsilon: float = 1e-6) -> tuple[str, ...]:
   """Sentences about what config.json has no place for; `epsilon`: that of timm's norms."""
   own, notes = pretrained.architecture.model.norm_epsilon, ()
   usual = f'{epsilon:.0e}'.replace('e-0', 'e-')
-  if pretrained.link == 'sigmoid':
-    notes += (SIGMOID_LOST,)
   if own != epsilon:
     notes += (
       f"timm's norms have an epsilon of {usual}, which its config.json cannot change, and this model {own}: "

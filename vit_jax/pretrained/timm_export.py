@@ -109,7 +109,7 @@ def export(pretrained: Pretrained) -> Export:
     ),
     config=timm_config.config(
       name,
-      architecture,
+      pretrained,
       published,
       features=model.sizes.width,
       arguments=arguments,

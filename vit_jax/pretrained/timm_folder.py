@@ -9,7 +9,7 @@ from vit_jax.models.base import Architecture, ModelConfig
 from vit_jax.pretrained import timm_config
 from vit_jax.pretrained.base import Pretrained, ReadOptions, with_told
 from vit_jax.pretrained.efficientnet_names import step_counts
-from vit_jax.pretrained.huggingface import FolderFormat, Unfit, config_of
+from vit_jax.pretrained.huggingface import FolderFormat, Unfit, config_of, link_of
 from vit_jax.pretrained.json_values import JsonObject
 from vit_jax.pretrained.safetensors_files import TensorFiles
 from vit_jax.pretrained.timm_names import Shapes
@@ -54,7 +54,8 @@ class TimmFolder(FolderFormat):
       rules=self.rules(architecture),
       tokens=None,
       preprocess=timm_config.preprocess(published, options.image_size or image_size, channels),
-      class_names=timm_config.class_names(published, num_classes),
+      class_names=timm_config.class_names(values, num_classes),
+      link=link_of(values, num_classes),
     )
 
   def export(self, pretrained: Pretrained) -> Export:
@@ -69,7 +70,7 @@ class TimmFolder(FolderFormat):
     return Export(
       rules=rules,
       tokens=None,
-      config=timm_config.config(name, architecture, published, features=features, arguments=arguments),
+      config=timm_config.config(name, pretrained, published, features=features, arguments=arguments),
       constants=step_counts(rules, pytrees.flatten(pretrained.params)),
       dropped=frozenset() if architecture.num_classes else HEAD_PATHS,
       notes=notes + timm_config.about(pretrained, epsilon=self.epsilon or model.norm_epsilon),

@@ -17,8 +17,8 @@ from vit_jax.foundation import pytrees
 from vit_jax.models.base import Architecture, Grid
 from vit_jax.models.vit_config import ViTConfig
 from vit_jax.pretrained import preprocessor_config
-from vit_jax.pretrained.base import FREE_OPTIONS, Link, Pretrained, ReadOptions, UnknownModelError, with_told
-from vit_jax.pretrained.huggingface import FolderFormat, Unfit, config_of, vit_of
+from vit_jax.pretrained.base import FREE_OPTIONS, Pretrained, ReadOptions, with_told
+from vit_jax.pretrained.huggingface import MULTI_LABEL, FolderFormat, Unfit, config_of, link_of, vit_of
 from vit_jax.pretrained.json_values import JsonObject
 from vit_jax.pretrained.safetensors_files import TensorFiles
 from vit_jax.pretrained.torch_names import (
@@ -34,9 +34,6 @@ from vit_jax.pretrained.transformers_family import TWO_HEADS, Family
 
 # Options of which a folder holds no more than whether the factors or tokens are there, or how they are resized.
 _BY_PRESENCE = frozenset({'layer_scale', 'mask_token', 'position_resize', 'variant'})
-
-
-MULTI_LABEL = 'multi_label_classification'  # the `problem_type` of a head trained with sigmoids
 
 
 class TransformersFormat(FolderFormat):
@@ -235,14 +232,6 @@ class TransformersFormat(FolderFormat):
       )
       if not same and name not in FREE_OPTIONS and not untold:
         raise Unfit(f'it has {name} {theirs!r} and this model {ours!r}')
-
-
-def link_of(values: JsonObject, num_classes: int) -> Link:
-  """What turns a head's logits into probabilities; UnknownModelError for one of regression."""
-  kind = values.text('problem_type')
-  if kind == 'regression':
-    raise UnknownModelError('its head is one of regression, and vit_jax has heads of classes')
-  return 'sigmoid' if kind == MULTI_LABEL or num_classes == 1 else 'softmax'  # as its pipeline
 
 
 def written_classes(pretrained: Pretrained, *, head: bool) -> dict[str, Any]:

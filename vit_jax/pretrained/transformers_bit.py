@@ -11,11 +11,10 @@ from vit_jax.models.base import Architecture
 from vit_jax.models.resnet import ResNetConfig
 from vit_jax.pretrained import preprocessor_config
 from vit_jax.pretrained.base import ReadOptions, with_told
-from vit_jax.pretrained.huggingface import FolderFormat, config_of
+from vit_jax.pretrained.huggingface import FolderFormat, config_of, link_of
 from vit_jax.pretrained.json_values import JsonObject
 from vit_jax.pretrained.safetensors_files import TensorFiles
 from vit_jax.pretrained.torch_names import Layout, Rule, check_depth, layer
-from vit_jax.pretrained.transformers import link_of
 from vit_jax.pretrained.transformers_family import HALF
 
 _MODEL_TYPE = 'bit'

@@ -12,11 +12,11 @@ from vit_jax.models.efficientnet_families import FAMILIES
 from vit_jax.pretrained import efficientnet_names, preprocessor_config
 from vit_jax.pretrained.base import Pretrained, ReadOptions, with_told
 from vit_jax.pretrained.efficientnet_names import StageNames, step_counts
-from vit_jax.pretrained.huggingface import FolderFormat, Unfit, config_of
+from vit_jax.pretrained.huggingface import FolderFormat, Unfit, config_of, link_of
 from vit_jax.pretrained.json_values import JsonObject
 from vit_jax.pretrained.safetensors_files import TensorFiles
 from vit_jax.pretrained.torch_names import HEAD_PATHS, Export, Layout, Rule
-from vit_jax.pretrained.transformers import link_of, written_classes
+from vit_jax.pretrained.transformers import written_classes
 from vit_jax.pretrained.transformers_family import IMAGENET
 
 _MODEL_TYPE = 'efficientnet'
