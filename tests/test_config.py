@@ -116,6 +116,16 @@ def test_a_run_that_learns_by_parts_of_a_batch_keeps_their_number(config, learns
   assert c.differing_options(config, parts) == (['accumulation'] if learns_by_parts else [])
 
 
+@pytest.mark.parametrize('name', [each for each in OBJECTIVES.names() if OBJECTIVES[each].compares_examples])
+def test_repeats_are_refused_where_examples_are_compared_and_dropped_where_an_older_run_has_them(name):
+  models = {'contrastive': 'two_towers', 'contrastive_views': 'moco', 'self_distillation': 'dino'}
+  config = c.Config(model=MODELS[models[name]](), objective=OBJECTIVES[name](), ema=0.99)
+  repeated = dataclasses.replace(config, data=c.DataConfig(repeats=2))
+  with pytest.raises(UserError, match=r'^config\.data\.repeats is 2, and .* the same; set it to 1\.$'):
+    c.from_config_dict(c.to_config_dict(repeated))
+  assert c.from_config_dict(c.as_json(repeated)) == config
+
+
 def test_resumable_options_are_options():
   flat = [name for config in (FULL, dataclasses.replace(FULL, model=MIXER)) for name in c.flatten(config)]
   for name in options.resumable(c.Config):

@@ -197,11 +197,7 @@ class Config:
         f'{path}.batch_size {self.batch_size} does not divide into {path}.accumulation '
         f'{self.accumulation} equal parts; change one of them.'
       )
-    if self.batch_size % self.data.repeats:
-      raise UserError(
-        f'{path}.batch_size {self.batch_size} does not divide by {path}.data.repeats {self.data.repeats}; '
-        f'change one of them.'
-      )
+    self._check_repeats(path)
     self.objective.check_run(self.model, self.data)
     self._check_any_shape(path)
     ends = self.schedule.decay != 'constant' or durations.parse(self.schedule.cooldown)[0]
@@ -247,6 +243,19 @@ class Config:
       self._check_evaluator(f'{path}.evaluators.{name}', evaluator)
     self._check_metric(f'{path}.checkpoint.best', self.checkpoint.best)
     self._check_metric(f'{path}.stop.metric', self.stop.metric)
+
+  def _check_repeats(self, path: str) -> None:
+    """Raises UserError for repeats that do not divide the batch, or that the objective would take for other images."""
+    if self.batch_size % self.data.repeats:
+      raise UserError(
+        f'{path}.batch_size {self.batch_size} does not divide by {path}.data.repeats {self.data.repeats}; '
+        f'change one of them.'
+      )
+    if self.data.repeats > 1 and self.objective.compares_examples:
+      raise UserError(
+        f'{path}.data.repeats is {self.data.repeats}, and {self.objective.title} tells the images of a batch apart, '
+        f'several of which would be the same; set it to 1.'
+      )
 
   def _check_any_shape(self, path: str) -> None:
     """Raises UserError for what takes images of one size, where data.max_patches is for images of any shape."""

@@ -23,7 +23,7 @@ from vit_jax.models.parts.positions import POSITIONS
 from vit_jax.plan import text as plan_text
 from vit_jax.plan.planner import make_plan
 from vit_jax.plan.topology import Topology
-from vit_jax.training import evaluate_checkpoint, loop
+from vit_jax.training import evaluate_checkpoint, loop, resume
 from vit_jax.training.run import Dataset, Run
 
 ROWS, CLASSES = 16, 12
@@ -272,6 +272,33 @@ def test_resumed_distillation_ends_in_the_same_bits(taught, student, tmp_path, c
   step, arrays = restored(taught, again)
   assert step == 6
   chex.assert_trees_all_equal(arrays, restored(taught, student)[1])
+
+
+@pytest.mark.slow
+def test_a_student_goes_on_with_another_teacher_by_takeover_alone(tmp_path, caplog):
+  """With another one at the same address, that is; a student that has ended has nothing to ask it."""
+  teacher, workdir = tmp_path / 'vit', tmp_path / 'student'
+  given = config(
+    *('vit',),
+    folder=tmp_path,
+    total='2 steps',
+    checkpoint=c.CheckpointConfig(every='1 steps', keep=2),
+    tensorboard=c.TensorBoardConfig(pictures=False),
+  )
+  teachers.write(teacher)
+  loop.train(given, workdir)
+  shutil.rmtree(teacher)
+  teachers.write(teacher, tiny.options(depth=1))
+  loop.train(given, workdir)
+  shutil.rmtree(workdir / 'checkpoints' / '2')
+  with pytest.raises(
+    UserError, match=f'^{teacher} has other parameters than .*; restore what .* by --takeover'
+  ):
+    loop.train(given, workdir)
+  assert 'another teacher' not in caplog.text
+  loop.train(given, workdir, takeover=True)
+  assert f'{teacher} has other parameters than at the last checkpoint' in caplog.text
+  resume.check_teachers({}, {str(teacher): 'of an older checkpoint'}, takeover=False)
 
 
 @pytest.mark.nightly

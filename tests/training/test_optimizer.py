@@ -10,10 +10,12 @@ import numpy as np
 import optax
 import optax.contrib
 import pytest
+import tiny
 
 from vit_jax import config as c
 from vit_jax.foundation import pytrees
 from vit_jax.foundation.errors import UserError
+from vit_jax.models.base import MODELS, Architecture
 from vit_jax.options import documentation
 from vit_jax.training.optimizer import make_optimizer, trainable_mask
 from vit_jax.training.schedule import make_schedule
@@ -328,3 +330,23 @@ def test_muon_takes_kernels_as_matrices_and_leaves_the_rest_to_adam():
       ]
       expected = np.stack(expected).reshape(flat[path].shape)
     np.testing.assert_allclose(updates[path], expected, rtol=1e-3, atol=1e-4, err_msg=path)
+
+
+STEMS = (
+  tiny.options(stem_blocks=(1, 2), stem_width=32, patch=2),
+  tiny.options(stem_convolutions=((32, 2), (64, 1)), patch=1),
+)
+
+
+@pytest.mark.parametrize(
+  'model', [*(MODELS[name]() for name in MODELS.names()), *STEMS], ids=lambda model: model.first_layer.kernel
+)
+def test_muon_leaves_the_layer_that_meets_the_image_to_adam(model):
+  path = model.first_layer.kernel
+  shape = Architecture(model.resolved(), (224, 224), 3, 10).shapes()[path].shape
+  kernel = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+  params = pytrees.unflatten({path: kernel})
+  tx, alone = make_optimizer(c.OptimizerConfig(name='muon'), params), optax.scale_by_adam(nesterov=True)
+  updates, _ = tx.update(params, tx.init(params), params)
+  expected, _ = alone.update(kernel, alone.init(kernel))
+  np.testing.assert_allclose(pytrees.flatten(updates)[path], expected, rtol=1e-3, atol=1e-4)

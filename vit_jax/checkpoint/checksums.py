@@ -7,6 +7,8 @@ always changes the sum. Two sums with different seeds leave a chance of 2^-64 fo
 """
 
 import functools
+import hashlib
+import json
 import math
 from typing import Any
 
@@ -36,6 +38,11 @@ def of_arrays(arrays: dict[str, Any]) -> dict[str, dict[str, Any]]:
       jax.block_until_ready(sums)
   digits = {name: ''.join(f'{part:08x}' for part in np.asarray(pair).tolist()) for name, pair in sums.items()}
   return {name: describe(array) | {'checksum': digits[name]} for name, array in arrays.items()}
+
+
+def digest(arrays: dict[str, Any]) -> str:
+  """64 hexadecimal digits of the sums of all arrays, in whatever order these are; called as `of_arrays`."""
+  return hashlib.sha256(json.dumps(of_arrays(arrays), sort_keys=True).encode()).hexdigest()
 
 
 def describe(array: Any) -> dict[str, Any]:

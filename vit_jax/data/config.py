@@ -72,7 +72,8 @@ class DataConfig:
   # Largest number of training images of each class (in each source of a mixture), chosen by `seed`. None for all.
   max_per_class: Count | None = None
   # Number of times an image is in a batch, each time augmented anew (arXiv 1901.09335; DeiT takes 3). An epoch keeps
-  # its number of images, so that a pass through the data takes this many epochs.
+  # its number of images, so that a pass through the data takes this many epochs. 1 for objectives that tell the images
+  # of a batch apart.
   repeats: Count = 1
   # Number of outputs of the head. None for the data's number of classes.
   num_classes: Count | None = None

@@ -2,7 +2,7 @@
 
 The first edition had one flat section for four architectures, one for all objectives and one for all
 evaluators. Each function here changes a copy of the JSON; a config of this version passes through unchanged, since it
-has none of the options that earlier versions took and ignored.
+has none of the values that earlier versions took and this one refuses.
 """
 
 import copy
@@ -24,6 +24,9 @@ _NOT_OF_RESNET = (
   *('patch', 'mlp_dim', 'depth', 'tokens_mlp_dim', 'activation', 'stochastic_depth'),
 )
 
+# Objectives that take no data.repeats.
+_COMPARING = ('contrastive', 'contrastive_views', 'self_distillation')
+
 
 def migrated(values: Mapping[str, Any]) -> dict[str, Any]:
   """The values of a config, with the sections and names of this version."""
@@ -43,7 +46,7 @@ def migrated(values: Mapping[str, Any]) -> dict[str, Any]:
     result['init']['ignore'] = [str(p).replace('^representation/', '^pre_logits/') for p in ignore]
   if 'loss' in result and 'objective' not in result:
     result['objective'] = _objective(result.pop('loss'))
-  _drop_ignored(result)
+  _drop_refused(result)
   if isinstance(result.get('evaluators'), dict):
     result['evaluators'] = {name: _evaluator(item) for name, item in result['evaluators'].items()}
   if isinstance(result.get('optimizer'), dict):
@@ -113,9 +116,9 @@ def _evaluator(evaluator: Any) -> Any:
   return {'type': 'classification', **evaluator}
 
 
-def _drop_ignored(config: dict[str, Any]) -> None:
-  """Values that earlier versions took and ignored, and this one refuses, so that their runs can still be read."""
-  schedule, objective = config.get('schedule'), config.get('objective')
+def _drop_refused(config: dict[str, Any]) -> None:
+  """Values that earlier versions took, and this one refuses, so that their runs can still be read."""
+  schedule, objective, data = (config.get(name) for name in ('schedule', 'objective', 'data'))
   if isinstance(schedule, dict):
     decay = schedule.get('decay', 'cosine')
     if decay in ('constant', 'rsqrt', 'staircase'):
@@ -124,6 +127,9 @@ def _drop_ignored(config: dict[str, Any]) -> None:
       schedule.pop('timescale', None)
   if isinstance(objective, dict) and objective.get('teacher_targets') == 'hard':
     objective.pop('temperature', None)
+  # It was not ignored: an image was among its own negatives.
+  if isinstance(objective, dict) and isinstance(data, dict) and objective.get('name') in _COMPARING:
+    data.pop('repeats', None)
 
 
 def _drop_unused_decays(optimizer: dict[str, Any]) -> None:

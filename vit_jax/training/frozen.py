@@ -10,9 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from vit_jax.checkpoint import checksums
 from vit_jax.config import Config
 from vit_jax.data.config import DataConfig
 from vit_jax.data.preprocess import Preprocess
+from vit_jax.foundation import pytrees
 from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import Architecture, Model
 from vit_jax.models.capabilities import with_learned_positions
@@ -39,11 +41,16 @@ class _Network(NamedTuple):
 
 
 class FrozenModels:
-  """All frozen models of a run. Nothing is read before it is asked for, so that an evaluation needs no teacher."""
+  """All frozen models of a run. Nothing is read before it is asked for, so that an evaluation needs no teacher.
+
+  Attributes:
+    digests: checkpoint -> digest of its parameters as they were read; {} before `read`.
+  """
 
   def __init__(self, config: Config, mesh: jax.sharding.Mesh, num_classes: int):
     """`num_classes`: outputs of the run's head, and of theirs."""
     self._config, self._mesh, self._num_classes = config, mesh, num_classes
+    self.digests: dict[str, str] = {}
 
   @functools.cached_property
   def _networks(self) -> tuple[_Network, ...]:
@@ -70,6 +77,7 @@ class FrozenModels:
     for network in self._networks:
       checkpoint = network.wanted.checkpoint
       pretrained = formats.read(checkpoint)
+      self.digests[checkpoint] = checksums.digest(pytrees.flatten(pretrained.params))
       self._check_link(checkpoint, pretrained)
       if class_names:
         pretrained = kept_head.matched(

@@ -75,6 +75,7 @@ class _Training:
   def __init__(self, config: Config, workdir: Workdir, screen: Console, *, takeover: bool):
     """Opens everything that can be wrong, and claims the workdir; the arguments are those of `train`."""
     self._workdir, self._folder, self._screen = workdir, workdir.folder, screen
+    self._takeover = takeover
     self._config = config = preprocessing.resolved(config, self._folder)
     # The config first: data of another run may be of other classes.
     with resume.claim(
@@ -85,6 +86,7 @@ class _Training:
       self._restored, meta = resume.restore(self._manager, self._run, takeover=takeover)
       # The frozen parameters of an adapter's base, and what checkpoints say of it.
       self._base, self._base_meta = {}, meta.get('base')
+      self._teachers_there = meta.get('teachers', {})
       workdir.check()  # a restore may take long
     # Only process 0 looks: it is the one that writes it into checkpoints.
     self._data = resume.data_versions(self._source) if jax.process_index() == 0 else {}
@@ -154,6 +156,7 @@ class _Training:
     screen.say(text)
     steps: dict[tuple[int, ...], Step] = {}
     if self._first_step < run.timeline.total:
+      resume.check_teachers(self._teachers_there, run.frozen.digests, takeover=self._takeover)
       screen.say('Compiling the training step …')
       steps = _compiled_steps(run, self._first_step)
       screen.memory(run.program, steps[self._config.data.input_size])
@@ -319,6 +322,8 @@ class _Training:
     )
     if self._base:
       meta['base'] = self._base_meta
+    if self._run.frozen.digests:
+      meta['teachers'] = self._run.frozen.digests
     metrics = scores if self._config.checkpoint.best in scores else None
     self._manager.save(step, state.items(), meta, metrics=metrics)
 

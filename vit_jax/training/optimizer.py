@@ -25,8 +25,8 @@ Params = dict[str, Any]
 _Decay = Annotated[float, Between(0, 1 - 1e-9)]
 _DECAYS = ('b1', 'b2', 'momentum')  # the options that are decays
 _MOMENTUM, _MUON_MOMENTUM = 0.9, 0.95
-# Kernels that Muon leaves to Adam: those that meet the image or give logits, and what has no matrices.
-_NO_MATRICES = re.compile(r'^(patch_embedding|stem|conv_root|head|distillation_head)/|depthwise/')
+# Kernels that Muon leaves to Adam: those that meet the image or give classes' logits, and what has no matrices.
+_NO_MATRICES = re.compile(r'^(patch_embedding|stem|root|head|distillation_head)/|depthwise/')
 # Parameters behind the last block, to which layer_decay leaves the whole rate; others outside of blocks are embeddings.
 _BEHIND_BLOCKS = re.compile(
   r'((pooled_)?norm|\w+_pool|pre_logits|(distillation_)?head|decoder|(patch_)?projection|predictor|text_tower)/|logit_'

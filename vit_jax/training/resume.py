@@ -218,6 +218,23 @@ def _check_images(images_there: int | None, run: Run, *, takeover: bool) -> None
   _log.warning('%s.', text)
 
 
+def check_teachers(there: Mapping[str, str], now: Mapping[str, str], *, takeover: bool) -> None:
+  """Raises UserError, or with `takeover` warns, where a frozen model is not the one that a checkpoint's steps asked.
+
+  Both map the addresses of frozen models to digests of their parameters (FrozenModels.digests); `there` is {} of older
+  checkpoints, and has not the addresses that a takeover has changed.
+  """
+  for address, digest in now.items():
+    if there.get(address, digest) == digest:
+      continue
+    text = f'{address} has other parameters than at the last checkpoint, which makes it another teacher'
+    if not takeover:
+      raise UserError(
+        f'{text}; restore what was there, begin a new --workdir, or go on with this one by --takeover.'
+      )
+    _log.warning('%s.', text)
+
+
 def data_versions(source: Source) -> dict[str, str]:
   """What a checkpoint says of the files of its training data; '' where nothing is known."""
   return {'data_version': source.version(), 'data_sums': source.sums()}
