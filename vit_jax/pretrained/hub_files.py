@@ -11,16 +11,15 @@ from vit_jax.pretrained import foreign
 _TEXTS = ('*.json', '*.txt', '*.model', '*.sha256', 'README.md')  # configs, tokenizers, checksums, the card
 _TENSORS = ('model.safetensors', 'model-?????-of-?????.safetensors')
 _READ = ('.safetensors', '.npz')
-# The files of a model or an adapter in a folder's formats, beside which another one would be taken for this.
+# Files of a model or an adapter, which others would take for a part of one that is pushed in its place.
 _OF_A_MODEL = (
-  *(
-    'config.json',
-    'preprocessor_config.json',
-    'vit_jax.json',
-    'adapter_config.json',
-    'adapter_model.safetensors',
-  ),
-  *(*_TENSORS, 'model.safetensors.index.json'),
+  *_TENSORS,
+  'adapter_config.json',
+  'adapter_model.safetensors',
+  'config.json',
+  'model.safetensors.index.json',
+  'preprocessor_config.json',
+  'vit_jax.json',
 )
 
 
@@ -107,6 +106,6 @@ def upload(folder: pathlib.Path, address: Address, *, private: bool, message: st
       folder_path=folder,
       revision=revision,
       commit_message=message or 'A model of vit_jax',
-      delete_patterns=list(_OF_A_MODEL),  # that was there before, perhaps in another format
+      delete_patterns=list(_OF_A_MODEL),  # but for those that are uploaded
     )
   return str(commit.commit_url)
