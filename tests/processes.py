@@ -10,9 +10,8 @@ import threading
 import time
 from collections.abc import Callable
 
-# A line and its end are one write of Python. Gloo prints to the same pipe, in pieces where PYTHONUNBUFFERED is set.
-_WHOLE_LINES = 'import sys\nsys.stdout.reconfigure(line_buffering=True, write_through=False)\n'
-_UNBUFFERED = 'PYTHONUNBUFFERED'
+# A line and its end are one write. Gloo prints to the same pipe, in pieces where PYTHONUNBUFFERED is set.
+_WHOLE_LINES = 'import sys\nsys.stdout.reconfigure(line_buffering=True)\n'
 
 
 # Seconds after which a process has hung: an event is waited for however busy the machine is, and a test that never
@@ -63,9 +62,7 @@ def start(script: str, count: int = 1, *, devices: int = 2, arguments: tuple = (
   for index in range(count):
     environment = {
       **{
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith('JAX_') and name != _UNBUFFERED
+        name: value for name, value in os.environ.items() if not name.startswith(('JAX_', 'PYTHONUNBUFFERED'))
       },
       'JAX_PLATFORMS': 'cpu',
       'XLA_FLAGS': xla_flags(devices),

@@ -14,6 +14,7 @@ _READ = ('.safetensors', '.npz')
 # Files of a model or an adapter, which others would take for a part of one that is pushed in its place.
 _OF_A_MODEL = (
   *_TENSORS,
+  '*.safetensors.sha256',
   'adapter_config.json',
   'adapter_model.safetensors',
   'config.json',

@@ -87,9 +87,7 @@ def _key(run: Run, source: Source, variables: Params) -> dict[str, Any]:
   config = run.config
   return {
     'images': [config.data.title, len(source), source.version(), source.sums()],
-    'seed': config.seed
-    if run.timeline.total
-    else None,  # by which images are chosen for a head that is trained on
+    'chosen_by': config.seed if run.timeline.total else None,
     'labels': hashlib.sha256(source.labels().tobytes()).hexdigest(),
     'pixels': repr(Preprocess.of_run(config.data, **_cut(run))),
     'model': repr(config.model),
