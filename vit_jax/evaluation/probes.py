@@ -9,7 +9,6 @@ import functools
 from collections.abc import Callable
 
 import numpy as np
-import scipy.linalg
 
 from vit_jax.evaluation import logistic as logistic_lib
 from vit_jax.evaluation.features import Features
@@ -97,7 +96,7 @@ class Ridge:
     """`x`: float64 (examples, features); `targets`: float64 (examples, outputs)."""
     examples, features = x.shape
     wide = examples < features
-    values, vectors = scipy.linalg.eigh(x @ x.T if wide else x.T @ x)
+    values, vectors = np.linalg.eigh(x @ x.T if wide else x.T @ x)
     self._values = np.maximum(values, 0)  # rounding may make them slightly negative
     self._left = x.T @ vectors if wide else vectors
     self._right = vectors.T @ (targets if wide else x.T @ targets)

@@ -2,13 +2,11 @@
 
 import pathlib
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import jax
-import matplotlib
 import numpy as np
 from flax import nnx
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from vit_jax.config import Config
 from vit_jax.data import geometry
@@ -18,6 +16,10 @@ from vit_jax.models.capabilities import Attends
 from vit_jax.training import metrics
 from vit_jax.training.run import Run
 from vit_jax.training.step import Batch, Params, model_inputs
+
+if TYPE_CHECKING:
+  from matplotlib.axes import Axes
+  from matplotlib.figure import Figure
 
 _ATTENTION_IMAGES = 4
 _LONG = 100  # points of a curve, from which on it is smoothed
@@ -64,7 +66,7 @@ def draw_attention(run: Run, params: Params, batch: Batch, workdir: pathlib.Path
   heads_mean = np.asarray(weights)[-1].mean(axis=1)  # (B, N, N)
   received = heads_mean[:, 0] if reads_class_token else heads_mean.mean(axis=1)
   received = received[:, -rows * columns :].reshape(-1, rows, columns)
-  figure = Figure(figsize=(2 * len(images), 4.4), layout='constrained')
+  figure = _figure(2 * len(images), 4.4)
   who = 'of the class token, mean over heads' if reads_class_token else 'mean over heads and tokens'
   figure.suptitle(f'Attention to each patch in the last block, {who}')
   height, width = run.config.model.covered(images.shape[1:3])
@@ -76,7 +78,6 @@ def draw_attention(run: Run, params: Params, batch: Batch, workdir: pathlib.Path
   figure.savefig(workdir / 'report' / 'attention.png', dpi=100)
 
 
-@matplotlib.rc_context({'text.parse_math': False})  # names may have dollar signs
 def save_first_batch(
   path: pathlib.Path,
   images: Sequence[np.ndarray],
@@ -91,7 +92,7 @@ def save_first_batch(
   images, labels = images[:32], labels[:32]
   columns = 8
   rows = -(-len(images) // columns)
-  figure = Figure(figsize=(1.5 * columns, 1.75 * rows + 0.5), layout='constrained')
+  figure = _figure(1.5 * columns, 1.75 * rows + 0.5)
   low, high = data.value_range
   height, width, channels = images[0].shape
   size = f'at most {max(data.max_patches)} patches' if data.max_patches else f'{height} × {width}'
@@ -103,12 +104,12 @@ def save_first_batch(
   for axis, image, label in zip(axes.flat, images, labels, strict=False):
     _show(axis, image, data)
     name = ', '.join(class_names[number] for number in np.ravel(label) if number >= 0)
-    axis.set_title(name if len(name) <= 16 else name[:15] + '…', fontsize=9)
+    axis.set_title(name if len(name) <= 16 else name[:15] + '…', fontsize=9, parse_math=False)
   path.parent.mkdir(parents=True, exist_ok=True)
   figure.savefig(path, dpi=100)
 
 
-def _show(axis: Axes, image: np.ndarray, data: DataConfig) -> None:
+def _show(axis: 'Axes', image: np.ndarray, data: DataConfig) -> None:
   """Draws an image as the model is given it, float (height, width, channels) in `data.value_range`."""
   low, high = data.value_range
   pixels = np.clip((image - low) / (high - low), 0, 1)
@@ -116,7 +117,6 @@ def _show(axis: Axes, image: np.ndarray, data: DataConfig) -> None:
   axis.set_axis_off()
 
 
-@matplotlib.rc_context({'text.parse_math': False})  # names may have dollar signs
 def save_curves(workdir: pathlib.Path, config: Config | None = None) -> None:
   """Draws losses, scores and learning rate over steps from `metrics.jsonl` into report/curves.png.
 
@@ -135,7 +135,7 @@ def save_curves(workdir: pathlib.Path, config: Config | None = None) -> None:
   # One colour for what is measured on the same data, 'train' first.
   sets = sorted({name.split('/')[0] for name in names}, key=lambda name: (name != 'train', name))
   colours = {name: f'C{number}' for number, name in enumerate(sets)}
-  figure = Figure(figsize=(13 / 3 * len(panels), 4), layout='constrained')
+  figure = _figure(13 / 3 * len(panels), 4)
   for axis, (title, members) in zip(figure.subplots(1, len(panels)), panels.items(), strict=True):
     for name in members:
       steps, values = zip(*((line['step'], line[name]) for line in lines if name in line), strict=True)
@@ -149,7 +149,8 @@ def save_curves(workdir: pathlib.Path, config: Config | None = None) -> None:
     axis.set(title=_loss_title(config) if title == 'loss' and config else title, xlabel='step')
     axis.grid(alpha=0.3)
     if title != 'learning rate' and members:
-      axis.legend()
+      for text in axis.legend().get_texts():
+        text.set_parse_math(False)  # names may have dollar signs
   path = workdir / 'report' / 'curves.png'
   path.parent.mkdir(parents=True, exist_ok=True)
   figure.savefig(path, dpi=100)
@@ -176,3 +177,10 @@ def _loss_title(config: Config) -> str:
   }
   parts = ', '.join(name for name, is_on in only.items() if is_on)
   return f'loss (of training, with {parts})' if parts else 'loss'
+
+
+def _figure(width: float, height: float) -> 'Figure':
+  """An empty figure of so many inches."""
+  from matplotlib.figure import Figure  # takes 0.3 s, for which no first step shall wait
+
+  return Figure(figsize=(width, height), layout='constrained')

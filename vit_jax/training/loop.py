@@ -5,6 +5,7 @@ import os
 import pathlib
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -141,14 +142,14 @@ class _Training:
 
   def _begin(self) -> tuple[TrainState, Any, dict[tuple[int, ...], Step]]:
     """The state to go on from, the parameters of the frozen models, and the compiled steps."""
-    run, screen, state, self._restored = self._run, self._screen, self._restored, None
+    run, screen, restored, self._restored = self._run, self._screen, self._restored, None
     initial, text = dict[str, np.ndarray](), ''
     if run.config.adapter.rank:
       self._base, initial, self._base_meta, text = read_base(run, self._base_meta)
-    elif state is None:
+    elif restored is None:
       initial, text = read_initial(run.config, run.architecture, run.dataset.class_names)
       check_arrays('the parameters of config.init.checkpoint', initial)
-    if state is None:
+    if restored is None:
       screen.say(text)
     frozen, text = run.frozen.read(run.dataset.class_names)
     if self._base:
@@ -157,14 +158,16 @@ class _Training:
     steps: dict[tuple[int, ...], Step] = {}
     if self._first_step < run.timeline.total:
       resume.check_teachers(self._teachers_there, run.frozen.digests, takeover=self._takeover)
-      screen.say('Compiling the training step …')
-      steps = _compiled_steps(run, self._first_step)
-      screen.memory(run.program, steps[self._config.data.input_size])
-    if state is None:
-      state = self._first_state(initial)
-      if steps:
-        figures.draw_first_batch(run, self._pipeline.batch(0), self._folder)
-        self._log.board.picture(0, 'first_batch', self._folder / 'report' / 'first_batch.png')
+    keeps_head = any(name.startswith('head/') for name in initial)
+    with ThreadPoolExecutor() as threads:  # the first state is a program to compile too
+      begun = threads.submit(lambda: restored or initial_state(run.program, run.config.seed, initial))
+      if self._first_step < run.timeline.total:
+        screen.say('Compiling the training step …')
+        steps = _compiled_steps(run, self._first_step)
+        screen.memory(run.program, steps[self._config.data.input_size])
+    state = begun.result()
+    if restored is None:
+      state = self._probed(state, keeps_head=keeps_head)
     else:
       screen.say(f'Resuming from step {self._first_step} ({self._manager.path(self._first_step)})')
     return state, frozen, steps
@@ -219,6 +222,7 @@ class _Training:
           last = last or stopper.due
         if values or scores:
           self._log.write(step, values | scores)
+        self._draw_first_batch(step, speed)
         stopping = not last and stop.stop_requested(step)
         saving = occurs(config.checkpoint.every, step) or last or stopping
         if saving:
@@ -253,11 +257,9 @@ class _Training:
       commands = (f'vit_jax {name} --checkpoint={self._folder}' for name in ('predict', 'evaluate'))
       self._screen.say(self._workdir.named(f'Next: {" photo.jpg, or ".join(commands)} FOLDER'))
 
-  def _first_state(self, initial: dict[str, np.ndarray]) -> TrainState:
-    """The state of step 0, of which `initial` holds the parameters that do not begin anew."""
+  def _probed(self, state: TrainState, *, keeps_head: bool) -> TrainState:
+    """The state of step 0, with a probe in its head where the config says so and it keeps none of a checkpoint."""
     run, screen = self._run, self._screen
-    keeps_head = any(name.startswith('head/') for name in initial)
-    state = initial_state(run.program, run.config.seed, initial)
     if run.config.init.head == 'probe' and keeps_head:
       screen.say("Head: the checkpoint's own, which config.init.reinitialise does not name; it is not probed")
     elif run.config.init.head == 'probe':
@@ -267,6 +269,13 @@ class _Training:
       state, text = with_probe(run, self._source, state, variables, bad_images, self._folder, limited)
       screen.say(text)
     return state
+
+  def _draw_first_batch(self, step: int, speed: Speedometer) -> None:
+    """Draws what the first step was given, after it, so that it did not wait for the picture."""
+    if step == 1:
+      figures.draw_first_batch(self._run, self._pipeline.batch(0), self._folder)
+      self._log.board.picture(0, 'first_batch', self._folder / 'report' / 'first_batch.png')
+      speed.restart()
 
   def _before_first_step(self, state: TrainState, watchdog: Watchdog) -> bool:
     """Evaluates what training begins with, unless that is random, and saves a probed head; whether it has saved."""
