@@ -234,7 +234,9 @@ def trained(place: pathlib.Path) -> pathlib.Path:
   meta = {
     'config': c.as_json(config),
     'class_names': sorted(CLASSES),
-    'examples': 12,
+    'examples': len(
+      sources.open_training(dataclasses.replace(config.data, source=f'folder:{place / FLAT}'), 0)
+    ),
     'directory': str(place),
   }
   with Manager(place / 'trained/checkpoints', config.checkpoint) as manager:
@@ -253,10 +255,17 @@ def test_only_what_a_run_was_not_trained_on_is_counted_with_or_without_its_folde
   assert without['images'] == len(held_out)
   assert evaluated(place, '--checkpoint=trained', FLAT) == without | {'data': f'folder:{FLAT} val'}
   assert evaluated(place, '--checkpoint=trained', FLAT, '--split=all')['images'] == 18
-  # Elsewhere, beside another folder of the same name.
+  # Elsewhere, beside a copy of the folder, and beside another folder of the same name.
   shutil.copytree(place / FLAT, tmp_path / FLAT)
-  for data, images in (((), len(held_out)), ((str(place / FLAT),), len(held_out)), ((FLAT,), 18)):
-    assert evaluated(tmp_path, f'--checkpoint={trained}', *data)['images'] == images
+  for data in ((), (str(place / FLAT),), (FLAT,)):
+    assert evaluated(tmp_path, f'--checkpoint={trained}', *data)['images'] == len(held_out)
+  for number in range(4):
+    shutil.copy(
+      next((tmp_path / FLAT / CLASSES[0]).iterdir()), tmp_path / FLAT / CLASSES[0] / f'new_{number}.png'
+    )
+  other = fork_server.run('vit_jax.evaluate', f'--checkpoint={trained}', FLAT, cwd=tmp_path)
+  assert f'All images of folder:{FLAT} are counted: the model was trained on' in other.stdout
+  assert evaluated(tmp_path, f'--checkpoint={trained}', FLAT)['images'] == 22
   by_mode = fork_server.run('vit_jax.main', '--workdir=trained', '--mode=eval', cwd=place)
   assert by_mode.returncode == 0, by_mode.stderr
   of_mode = json.loads((place / 'trained/evaluations/step_3/own.json').read_text())

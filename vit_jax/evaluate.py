@@ -124,7 +124,10 @@ def _asked(arguments: Sequence[str], checkpoint: str) -> _Asked:
   named = sources.parse(spec, '')[2]
   if named and _SPLIT.value not in (None, named):
     raise UserError(f'{spec} names a split, and --split={_SPLIT.value} another; leave one of them out.')
-  split, data = sources.evaluated(spec, recipes.held_out(spec), DataConfig(), trained)
+  images = run.examples if run else 0
+  split, data = sources.evaluated(spec, recipes.held_out(spec), DataConfig(), trained, images)
+  if run and split == 'all' and _SPLIT.value is None:
+    print(f'All images of {spec} are counted: the model was trained on {trained.title}.')
   return _Asked(spec, _SPLIT.value or named or split, data)
 
 
@@ -147,7 +150,7 @@ def _of_run(run: 'Trained | None', checkpoint: str) -> _Asked:
   if evaluator is None or EVALUATORS.name_of(type(evaluator)) != 'classification':
     raise UserError(f'{checkpoint} has no evaluator of its classes; name the images to evaluate.')
   spec = evaluator.source or sources.without_split(trained.source)
-  split, data = sources.evaluated(spec, evaluator.split, trained, trained)
+  split, data = sources.evaluated(spec, evaluator.split, trained, trained, run.examples)
   print(f"The data is that of the run's own evaluator {name!r}.")
   return _Asked(spec, _SPLIT.value or split, data, evaluator.patch_size)
 

@@ -6,7 +6,7 @@ import pytest
 from vit_jax import config as c
 from vit_jax.data import folds
 from vit_jax.data.config import DataConfig
-from vit_jax.data.sources import open_source, open_training
+from vit_jax.data.sources import evaluated, open_source, open_training
 from vit_jax.foundation.errors import UserError
 
 
@@ -36,6 +36,17 @@ def test_each_image_is_held_out_once_and_classes_are_divided_evenly(kind, tmp_pa
     counts.append(np.bincount(val.labels(), minlength=len(val.class_names)))
   assert sorted(held) == sorted(names(everything))
   assert np.ptp(counts, axis=0).max() <= 1 and np.ptp(np.sum(counts, axis=1)) <= 1
+
+
+def test_a_fold_whose_images_were_moved_to_other_folds_is_not_evaluated(tmp_path):
+  spec = photos(tmp_path, {'ant': 11, 'bee': 23})
+  trained = DataConfig(source=spec, fold='2/5')
+  held, images = set(names(open_source(spec, 'val', data=trained))), len(open_training(trained, 0))
+  assert evaluated(spec, 'val', DataConfig(), trained, images)[1].fold == '2/5'
+  photos(tmp_path, {'ant/more': 2})
+  assert set(names(open_source(spec, 'val', data=trained))) - held  # of which some were trained on
+  with pytest.raises(UserError, match=r'has 29 images to train on by config.data.fold 2/5, and had 27 when'):
+    evaluated(spec, 'val', DataConfig(), trained, images)
 
 
 @pytest.mark.parametrize('kind', ['folder', 'digits', 'train and test'])

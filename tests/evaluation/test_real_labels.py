@@ -108,6 +108,9 @@ def test_a_file_that_is_not_real_json_is_refused(tmp_path, text, said):
 def test_other_classes_than_imagenets_are_refused(path):
   with pytest.raises(UserError, match='need the 1,000 classes of ImageNet'):
     RealLabels(path, ('cat', 'dog'), WORDNET_IDS)
+  words = [f'cat {number:03}' for number in range(1000)]  # as a folder has them, sorted, but not by their ids
+  with pytest.raises(UserError, match=r'under their WordNet ids .* has 1000 classes, cat 000, cat 001'):
+    RealLabels(path, words, words)
 
 
 def test_download_fetches_the_public_address(path, monkeypatch):

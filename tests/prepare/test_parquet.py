@@ -111,6 +111,24 @@ def test_killed_copying_goes_on_with_the_next_file(source, tmp_path, monkeypatch
   assert files(tmp_path / 'set') == files(tmp_path / 'undisturbed/set')
 
 
+def test_a_file_that_came_after_a_stop_is_read_and_no_other_twice(source, tmp_path, monkeypatch):
+  prepared(source, tmp_path / 'undisturbed/set')
+  late, unpack = source / 'data/test-00000-of-00001.parquet', parquet_module._unpack
+  late.rename(tmp_path / 'late')
+
+  def stop_at_the_last(name, *arguments):
+    if 'validation' in name:
+      raise KeyboardInterrupt
+    unpack(name, *arguments)
+
+  with monkeypatch.context() as patches, pytest.raises(KeyboardInterrupt):
+    patches.setattr(parquet_module, '_unpack', stop_at_the_last)
+    prepared(source, tmp_path / 'set')
+  (tmp_path / 'late').rename(late)  # the first in the listing
+  prepared(source, tmp_path / 'set')
+  assert files(tmp_path / 'set') == files(tmp_path / 'undisturbed/set')
+
+
 @pytest.mark.parametrize(
   'columns,message',
   [

@@ -129,11 +129,35 @@ def test_files_that_lie_packed_and_unpacked_are_read_once_and_two_data_sets_are_
   _write(tmp_path / 'data/MNIST/raw', packed | unpacked)
   result = run.prepare(str(tmp_path / 'data/MNIST/raw'), str(tmp_path / 'prepared'), run.Options(Shrinking()))
   assert result.records == SPLITS
-  _write(tmp_path / 'data/FashionMNIST/raw', unpacked)
+  others = {name: content[:-1] + b'\x03' for name, content in unpacked.items()}
+  _write(tmp_path / 'data/FashionMNIST/raw', others)
   with pytest.raises(
-    UserError, match=r'data has .*ubyte in data/FashionMNIST/raw and in data/MNIST/raw, as of two data sets'
+    UserError,
+    match=r'data has data/FashionMNIST/raw/.*ubyte and data/MNIST/raw/.*ubyte, which are of two data sets',
   ):
     run.prepare(str(tmp_path / 'data'), str(tmp_path / 'both'), run.Options(Shrinking()))
+
+
+def test_files_that_kaggle_has_twice_are_read_once(tmp_path):
+  """MNIST as Kaggle has it: each file as NAME.idx3-ubyte and as NAME-idx3-ubyte/NAME-idx3-ubyte."""
+  for split in SPLITS:
+    for name, content in _mnist(split, *_drawn(split, (28, 28))).items():
+      name, content = name.removesuffix('.gz'), gzip.decompress(content)
+      _write(tmp_path / 'data', {name.replace('-idx', '.idx'): content, f'{name}/{name}': content})
+  result = run.prepare(str(tmp_path / 'data'), str(tmp_path / 'prepared'), run.Options(Shrinking()))
+  assert result.records == SPLITS
+
+
+@pytest.mark.parametrize('other', [_mnist, _cifar_100])
+def test_data_sets_whose_files_have_other_names_are_not_mixed(other, tmp_path):
+  shape = (28, 28) if other is _mnist else (32, 32, 3)
+  for split in SPLITS:
+    _write(
+      tmp_path / 'data',
+      _cifar_python(split, *_drawn(split, (32, 32, 3))) | other(split, *_drawn(split, shape)),
+    )
+  with pytest.raises(UserError, match=r'data has data/.* and data/.*, which are of two data sets, or forms'):
+    run.prepare(str(tmp_path / 'data'), str(tmp_path / 'prepared'), run.Options(Shrinking()))
 
 
 def test_a_pickle_with_code_is_not_run(tmp_path):

@@ -74,6 +74,15 @@ def test_splits_are_known_by_any_usual_name(listed, tmp_path):
   assert found == [*names.values(), 'test', 'train', 'train', 'train']
 
 
+def test_an_absolute_path_below_the_tables_folder_says_the_split_as_a_relative_one(listed, tmp_path):
+  rows = [f'{tmp_path}/test/{i}.jpg,x' for i in range(2)] + [
+    f'{tmp_path}/train/2.jpg,x',
+    f'{tmp_path}/3.jpg,x',
+  ]
+  (tmp_path / 'x.csv').write_text('\n'.join(['image,label', *rows]))
+  assert [split for split, _ in listed(tmp_path / 'x.csv').values()] == ['test', 'test', 'train', 'train']
+
+
 def test_names_that_an_apple_computer_wrote_are_found(tmp_path):
   folder_of(tmp_path, 'cafe\u0301/1.jpg')
   (tmp_path / 'x.csv').write_text('image,label\ncaf\u00e9/1.jpg,cafe\u0301\n', encoding='utf-8')

@@ -363,3 +363,8 @@ def test_a_cross_validation_holds_out_another_fold_in_each_run_and_counts_all_im
   assert (
     'fold 3/3' in text and '92.00% of 150 images (95% interval 86.54% to 95.36%)' in text
   )  # scipy's binomtest
+  first, second = results  # 300 images, and 301 after one came
+  results[first] = results[first]._replace(images=200)
+  results[second] = results[second]._replace(images=251)
+  with pytest.raises(UserError, match=r'seed_0 is a fold of 300 images and .*seed_1 one of 301'):
+    table.write(study, results, tmp_path)

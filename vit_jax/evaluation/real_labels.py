@@ -19,6 +19,7 @@ from vit_jax.pretrained import download
 
 URL = 'https://raw.githubusercontent.com/google-research/reassessed-imagenet/master/real.json'
 _NUMBER = re.compile(r'ILSVRC2012_val_(\d{8})')
+_WORDNET_ID = re.compile(r'n\d{8}')
 _CLASSES = 1000
 _UNKNOWN = np.iinfo(np.int32).max  # a class that the model does not know, and so never predicts
 
@@ -34,10 +35,12 @@ class RealLabels:
     """
     self._place = place
     self._lists = _read(place)
-    if len(own_names) != _CLASSES or list(own_names) != sorted(own_names):
+    are_ids = all(map(_WORDNET_ID.fullmatch, own_names))
+    if len(own_names) != _CLASSES or not are_ids or list(own_names) != sorted(own_names):
       raise UserError(
-        f'Labels of ImageNet ReaL ({place}) need the 1,000 classes of ImageNet in the order of their WordNet '
-        f'ids, and this data has {len(own_names)}; evaluate tfds:imagenet2012:validation, or leave them out.'
+        f'Labels of ImageNet ReaL ({place}) need the 1,000 classes of ImageNet under their WordNet ids (n01440764), '
+        f'in their order, and this data has {len(own_names)} classes, {", ".join(own_names[:2])} …; evaluate '
+        'tfds:imagenet2012:validation, or leave them out.'
       )
     numbers = {name: number for number, name in enumerate(class_names)}
     self._labels = np.array([numbers.get(name, _UNKNOWN) for name in own_names], np.int32)

@@ -5,6 +5,7 @@ whole row group, and records are written in another order. So the images of each
 file in the work folder, which takes as much disk as the source. A killed command goes on with the next file.
 """
 
+import hashlib
 import json
 import os
 import posixpath
@@ -42,8 +43,10 @@ def list_images(source: str, work: str, columns: Columns, *, limit: int | None) 
     UserError: a file cannot be read, lacks a column, or has a value that cannot be used.
     OSError: the copy cannot be written.
   """
-  for number, (name, place) in enumerate(archives.data_files(source, '.parquet')):
-    index = storage.join(work, 'unpacked', f'{number:06}.jsonl')
+  for name, place in archives.data_files(source, '.parquet'):
+    # Not by its place in the listing, where files may have come or gone since a command that was stopped.
+    key = hashlib.blake2b(f'{name} {storage.size(place)}'.encode(), digest_size=16).hexdigest()
+    index = storage.join(work, 'unpacked', f'{key}.jsonl')
     if not storage.exists(index):
       _unpack(name, place, index, work, columns, limit)
     with storage.open_file(index) as lines:

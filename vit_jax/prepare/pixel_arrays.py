@@ -104,16 +104,24 @@ def _channels_last(rows: np.ndarray, side: int) -> np.ndarray:
   return rows.reshape(-1, 3, side, side).transpose(0, 2, 3, 1)
 
 
-# How a file's path ends (a regex), and its reader.
-_READERS: tuple[tuple[str, Callable[[bytes], _Content]], ...] = (
-  (r'(data_batch_\d|test_batch|batches\.meta|cifar-100-python/(train|test|meta))', _pickled),
-  (r'(data_batch_\d|test_batch)\.bin', _binary(1)),
-  (r'cifar-100-binary/(train|test)\.bin', _binary(2)),
-  (r'(batches\.meta|fine_label_names|class_names)\.txt', _names),
-  (r'(train|t10k|test)-(images[.-]idx3|labels[.-]idx1)-ubyte(\.gz)?', _idx),
-  (r'(train|test)_X\.bin', _stl_images),
-  (r'(train|test)_y\.bin', _stl_labels),
-  (r'(train|test|extra)_32x32\.mat', _mat),
+class _Reader(NamedTuple):
+  """What reads a file."""
+
+  ending: str  # of its path, a regex
+  of: str  # the data set that has it, in one of its forms; '': several
+  read: Callable[[bytes], _Content]
+
+
+_READERS = (
+  _Reader(r'(data_batch_\d|test_batch|batches\.meta)', 'CIFAR-10 for Python', _pickled),
+  _Reader(r'cifar-100-python/(train|test|meta)', 'CIFAR-100 for Python', _pickled),
+  _Reader(r'(data_batch_\d|test_batch)\.bin', 'CIFAR-10 for C', _binary(1)),
+  _Reader(r'cifar-100-binary/(train|test)\.bin', 'CIFAR-100 for C', _binary(2)),
+  _Reader(r'(batches\.meta|fine_label_names|class_names)\.txt', '', _names),
+  _Reader(r'(train|t10k|test)-(images[.-]idx3|labels[.-]idx1)-ubyte(\.gz)?', 'MNIST', _idx),
+  _Reader(r'(train|test)_X\.bin', 'STL-10', _stl_images),
+  _Reader(r'(train|test)_y\.bin', 'STL-10', _stl_labels),
+  _Reader(r'(train|test|extra)_32x32\.mat', 'SVHN', _mat),
 )
 
 
@@ -140,24 +148,43 @@ def list_images(
   """
   index = storage.join(work, 'unpacked', 'arrays.json')
   if not storage.exists(index):
-    contents: dict[str, list[_Content]] = defaultdict(list)
-    folders: dict[str, str] = {}
-    for name, file in _files(source):
-      reader = _reader(name)
-      if reader is None:
-        continue
-      folder, base = posixpath.split(name.removesuffix('.gz'))
-      if base not in folders:
-        folders[base] = folder
-        contents[_split(name)].append(_read(reader, name, file))
-      elif folders[base] != folder:
-        raise UserError(
-          f'{source} has {base} in {folders[base]} and in {folder}, as of two data sets; give the '
-          'folder of one of them.'
-        )
-    storage.write_json(index, _unpack(source, contents, work, limit), work)
+    storage.write_json(index, _unpack(source, _contents(source), work, limit), work)
   found = storage.read_json(index)
   return tuple(found['names']), (SourceImage(*image) for image in found['images'])
+
+
+def _contents(source: str) -> dict[str, list[_Content]]:
+  """Split -> what its files have; a file that is there twice, as in Kaggle's MNIST, counts once. As `list_images`."""
+  contents: dict[str, list[_Content]] = defaultdict(list)
+  first: dict[str, tuple[str, _Content]] = {}
+  data_sets: dict[str, str] = {}
+  for name, file in _files(source):
+    reader = _reader(name)
+    if reader is None:
+      continue
+    content = _read(reader.read, name, file)
+    base = posixpath.basename(name.removesuffix('.gz')).replace('.idx', '-idx')
+    other, there = first.setdefault(base, (name, content))
+    data_sets.setdefault(reader.of, name)
+    several = [data_sets[of] for of in data_sets if of][:2]
+    if there is content:
+      contents[_split(name)].append(content)
+    elif not _are_equal(there, content):
+      several = [other, name]
+    if len(several) > 1:
+      raise UserError(
+        f'{source} has {several[0]} and {several[1]}, which are of two data sets, or forms of one; give the folder of '
+        'one of them.'
+      )
+  return contents
+
+
+def _are_equal(one: _Content, other: _Content) -> bool:
+  """Whether two files have the same arrays and names."""
+  return all(
+    np.array_equal(a, b) if a is not None and b is not None else a is b
+    for a, b in zip(one, other, strict=True)
+  )
 
 
 def _unpack(
@@ -202,9 +229,9 @@ def _files(source: str) -> Iterator[tuple[str, BinaryIO]]:
         yield member.name, cast(BinaryIO, file)
 
 
-def _reader(name: str) -> Callable[[bytes], _Content] | None:
+def _reader(name: str) -> _Reader | None:
   """What reads a file, by the end of its path."""
-  return next((reader for ending, reader in _READERS if re.search(rf'(^|/){ending}$', name)), None)
+  return next((reader for reader in _READERS if re.search(rf'(^|/){reader.ending}$', name)), None)
 
 
 def _split(name: str) -> str:

@@ -16,8 +16,11 @@ _MOST_CLASSES = 1_000_000  # a larger number is an identifier and no class
 
 
 def split_of(path: str) -> str:
-  """The split that a word of a path names: 'data/imagenet12k-validation-0003.tar' -> 'val'; else 'train'."""
-  words = re.split(r'[^A-Za-z]+', path)
+  """The split that a word of a path names: 'data/imagenet12k-validation-0003.tar' -> 'val'; else 'train'.
+
+  The file's own name says it before its folders do, and a folder before the one that it is in: 'train_full/test-0.tar'.
+  """
+  words = [word for part in reversed(path.split('/')) for word in re.split(r'[^A-Za-z]+', part)]
   return next(filter(None, map(split_named, words)), 'train')
 
 

@@ -120,7 +120,7 @@ def _table_images(
       labels = tuple(_labels(row[column(row, columns.label, _LABEL_COLUMNS, 'label', head)], where))
     if columns.caption:
       captions = captions_of(row[column(row, columns.caption, (), 'caption', head)], where)
-    split = _split(row, name, where, spelled)
+    split = _split(row, _below(root, name), where, spelled)
     yield where, SourceImage(name, place, None, storage.size(place), split, labels, captions=captions)
 
 
@@ -187,6 +187,14 @@ def _split(row: dict[str, Any], name: str, where: str, spelled: dict[str, str]) 
       f'{where} has the split {repr(split)[:100]}; write train, val, test or another single word.'
     )
   return split
+
+
+def _below(root: str, name: str) -> str:
+  """A name relative to the root, where it is an absolute path below it, as pandas writes them."""
+  if storage.is_address(root) or not os.path.isabs(name):
+    return name
+  relative = posixpath.relpath(name, os.path.abspath(root))
+  return name if relative.startswith('..') else relative
 
 
 def _split_of_folders(name: str) -> str:

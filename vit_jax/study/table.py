@@ -63,12 +63,28 @@ def write(study: Study, results: Results, workdir: pathlib.Path) -> None:
 
 
 def _pooled(study: Study, row: Row, workdir: pathlib.Path) -> str:
-  """The accuracy of all folds that have ended together: '94.20% of 500 images (95% interval 91.80% to 95.93%)'."""
+  """The accuracy of all folds that have ended together: '94.20% of 500 images (95% interval 91.80% to 95.93%)'.
+
+  UserError where the folds are not of the same images, of which all are trained on or held out in each.
+  """
   evaluator = study.metric.partition('/')[0]
-  paths = (workdir / title(row.name, seed) / 'report' / f'{evaluator}.json' for seed in row.ended)
-  reports = [json.loads(path.read_text(encoding='utf-8')) for path in paths if path.exists()]
-  total = sum(each['images'] for each in reports)
-  right = sum(round(each['metrics']['accuracy'] * each['images']) for each in reports)
+  paths = {seed: workdir / title(row.name, seed) / 'report' / f'{evaluator}.json' for seed in row.ended}
+  reports = {
+    seed: json.loads(path.read_text(encoding='utf-8')) for seed, path in paths.items() if path.exists()
+  }
+  everything = {
+    seed: report['images'] + row.ended[seed].images
+    for seed, report in reports.items()
+    if row.ended[seed].images
+  }
+  if everything and min(everything.values()) != max(everything.values()):
+    few, many = (title(row.name, choose(everything, key=everything.__getitem__)) for choose in (min, max))
+    raise UserError(
+      f'{few} is a fold of {min(everything.values()):,} images and {many} one of {max(everything.values()):,}, since '
+      f'images came or went in between; remove the folder of the older one in {workdir}, and those of its time.'
+    )
+  total = sum(each['images'] for each in reports.values())
+  right = sum(round(each['metrics']['accuracy'] * each['images']) for each in reports.values())
   return classification_metrics.share_text(right, total) if total else ''
 
 

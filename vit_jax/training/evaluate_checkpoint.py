@@ -60,10 +60,15 @@ def _newest(config: Config, checkpoints: str) -> tuple[int, Run, TrainState, Dat
   if newest is None:
     raise UserError(f'There is no checkpoint in {checkpoints}; train first, or check --workdir.')
   step, items, meta = newest
-  data, run = config_lib.from_config_dict(meta['config']).data, runs[-1]
+  data, run = (
+    sources.placed(config_lib.from_config_dict(meta['config']).data, meta.get('directory')),
+    runs[-1],
+  )
+  if any(evaluator.source is None for evaluator in config.evaluators.values()):
+    sources.check_fold(data, meta['examples'])
   base = read_base(run, meta.get('base'))[0] if config.adapter.rank else {}
   state = run.program.whole(run.program.state._replace(**items), base)
-  return step, run, state, sources.placed(data, meta.get('directory'))
+  return step, run, state, data
 
 
 def _new_folder(workdir: pathlib.Path, step: int) -> pathlib.Path:

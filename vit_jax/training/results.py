@@ -34,6 +34,7 @@ class Result(NamedTuple):
   devices: int  # how many worked on it
   device: str  # what JAX calls them
   notes: list[str]  # what a reader of the result should know
+  images: int = 0  # of the training data; 0: of a probe, or not known
 
 
 def train(config: Config, place: Workdir | pathlib.Path, *, keep: bool, may_diverge: bool = False) -> Result:
@@ -67,6 +68,7 @@ def train(config: Config, place: Workdir | pathlib.Path, *, keep: bool, may_dive
       metrics = dict.fromkeys(given, math.nan)
     run, _ = open_training(config)
     result = of(metrics, run.training_flops(int(last.get('step', 0))), training_seconds(lines))
+    result = result._replace(images=run.dataset.examples)
     workdir.check()
     write(result, folder)
     if not keep and jax.process_index() == 0:

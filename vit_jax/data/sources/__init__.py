@@ -131,19 +131,61 @@ def title(spec: str, split: str) -> str:
   return f'{kind}:{place} {split}' if place else f'{kind} {split}'
 
 
-def evaluated(spec: str, split: str, data: DataConfig, trained: DataConfig) -> tuple[str, DataConfig]:
+def evaluated(
+  spec: str, split: str, data: DataConfig, trained: DataConfig, images: int = 0
+) -> tuple[str, DataConfig]:
   """The split that an evaluation of `spec` counts, and the options of the data by which it is opened.
 
   What a training holds out, a fold or a part of a folder, is held out of what was `trained` on, as it was then. Another
-  place has no fold; where it has no split to evaluate either, and `spec` names none, all its images are counted.
+  place has no fold; where it has no split to evaluate either, and `spec` names none, all its images are counted, unless
+  it has as many to train on as the run had: then it is taken for the run's folder, moved or copied.
+
+  Args:
+    spec, split: source and split as they are named.
+    data: the options without those of the training.
+    trained: the data of the run that trained the model.
+    images: how many that run trained on; 0: not known.
+
+  Raises:
+    UserError: as `check_fold`.
   """
   kind, place, named = parse(spec, '')
   source = SOURCES[kind]
+  own = dataclasses.replace(data, fold=trained.fold, val_fraction=trained.val_fraction)
   places = [parse(each, '')[:2] for each, _ in trained.mixture or [(trained.source, 1)]]
   if any(kind == other and source.same_place(place, where) for other, where in places):
-    return split, dataclasses.replace(data, fold=trained.fold, val_fraction=trained.val_fraction)
-  all_of_it = not named and source.holds_out(place)
-  return 'all' if all_of_it else split, dataclasses.replace(data, fold=None)
+    check_fold(trained, images)
+    return split, own
+  if named or not source.holds_out(place):
+    return split, dataclasses.replace(data, fold=None)
+  is_copy = images and not trained.mixture and _is_copy(f'{kind}:{place}', trained, images)
+  return (split, own) if is_copy else ('all', dataclasses.replace(data, fold=None))
+
+
+def check_fold(trained: DataConfig, images: int) -> None:
+  """Raises UserError where a run's fold is another one by now: one image more or less moves others to other folds.
+
+  `images` is how many the run trained on; 0: not known.
+  """
+  if trained.fold is None or not images:
+    return
+  now = len(open_training(trained, 0))
+  if now != images:
+    raise UserError(
+      f'{trained.title} has {now:,} images to train on by config.data.fold {trained.fold}, and had {images:,} when the '
+      'run was trained, so that this fold holds out images that it was trained on; restore them, or name others.'
+    )
+
+
+def _is_copy(spec: str, trained: DataConfig, images: int) -> bool:
+  """Whether a place, by the options of what a run trained on, has as many images to train on."""
+  kind, _, split = parse(trained.source, trained.split)
+  if kind != parse(spec, '')[0]:
+    return False
+  try:
+    return len(open_training(dataclasses.replace(trained, source=spec, split=split), 0)) == images
+  except UserError:
+    return False
 
 
 def placed(data: DataConfig, directory: str | None) -> DataConfig:

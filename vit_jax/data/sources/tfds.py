@@ -34,6 +34,10 @@ _OTHER_FILES = 512  # that a run may have open beside its data
 _SAMPLES, _SAMPLE_BYTES = 8, 1024  # of a shard, which tell that it was replaced
 _MANY_RECORDS = 10**6  # of one shard
 _RANDOM_ACCESS = ('array_record', 'parquet')
+_CONVERT = (
+  'convert it, where TensorFlow is installed, with: tfds convert_format --dataset_version_dir={} '
+  '--out_file_format=array_record'
+)
 
 
 class TfdsSource(NamedSource):
@@ -229,6 +233,12 @@ def _records(builder: tfds.core.DatasetBuilder, split: str, name: str) -> Any:
     raise UserError(f'{name} cannot be read ({error.strerror or error}); restore it.') from error
   if not len(records):
     raise UserError(f'Split {split!r} of {name} has no records; choose another.')
+  asked = sum(part.take for part in builder.info.splits[split].file_instructions)
+  if len(records) != asked:  # TFDS reads whole files of parquet
+    raise UserError(
+      f'Split {split!r} of {name} has {asked:,} records, and TFDS reads {len(records):,}: of parquet it reads no '
+      f'slices; {_CONVERT.format(builder.data_dir)}'
+    )
   return records
 
 
@@ -237,8 +247,7 @@ def _check_format(builder: tfds.core.DatasetBuilder) -> None:
   if not set(formats) & set(_RANDOM_ACCESS):
     raise UserError(
       f'{builder.data_dir} is prepared as {", ".join(sorted(formats))}, which has no random access; '
-      f'convert it, where TensorFlow is installed, with: tfds convert_format '
-      f'--dataset_version_dir={builder.data_dir} --out_file_format=array_record'
+      f'{_CONVERT.format(builder.data_dir)}'
     )
 
 
