@@ -231,12 +231,12 @@ def trained(place: pathlib.Path) -> pathlib.Path:
     data=c.DataConfig(source=f'folder:{FLAT}', image_size=(8, 8), val_fraction=0.3),
     evaluators={'own': c.ClassificationEvaluatorConfig(split='val', crop='central', resize=10)},
   )
+  images = sources.open_training(dataclasses.replace(config.data, source=f'folder:{place / FLAT}'), 0)
   meta = {
     'config': c.as_json(config),
     'class_names': sorted(CLASSES),
-    'examples': len(
-      sources.open_training(dataclasses.replace(config.data, source=f'folder:{place / FLAT}'), 0)
-    ),
+    'examples': len(images),
+    'data_version': images.version(),
     'directory': str(place),
   }
   with Manager(place / 'trained/checkpoints', config.checkpoint) as manager:
@@ -256,7 +256,7 @@ def test_only_what_a_run_was_not_trained_on_is_counted_with_or_without_its_folde
   assert evaluated(place, '--checkpoint=trained', FLAT) == without | {'data': f'folder:{FLAT} val'}
   assert evaluated(place, '--checkpoint=trained', FLAT, '--split=all')['images'] == 18
   # Elsewhere, beside a copy of the folder, and beside another folder of the same name.
-  shutil.copytree(place / FLAT, tmp_path / FLAT)
+  shutil.copytree(place / FLAT, tmp_path / FLAT, copy_function=shutil.copyfile)  # with other times of change
   for data in ((), (str(place / FLAT),), (FLAT,)):
     assert evaluated(tmp_path, f'--checkpoint={trained}', *data)['images'] == len(held_out)
   for number in range(4):

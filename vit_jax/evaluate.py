@@ -124,8 +124,8 @@ def _asked(arguments: Sequence[str], checkpoint: str) -> _Asked:
   named = sources.parse(spec, '')[2]
   if named and _SPLIT.value not in (None, named):
     raise UserError(f'{spec} names a split, and --split={_SPLIT.value} another; leave one of them out.')
-  images = run.examples if run else 0
-  split, data = sources.evaluated(spec, recipes.held_out(spec), DataConfig(), trained, images)
+  images, version = (run.examples, run.data_version) if run else (0, '')
+  split, data = sources.evaluated(spec, recipes.held_out(spec), DataConfig(), trained, images, version)
   if run and split == 'all' and _SPLIT.value is None:
     print(f'All images of {spec} are counted: the model was trained on {trained.title}.')
   return _Asked(spec, _SPLIT.value or named or split, data)

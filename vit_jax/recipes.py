@@ -30,7 +30,7 @@ from vit_jax.config import (
 )
 from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import MODELS, ModelConfig
-from vit_jax.models.capabilities import PretrainingOptions, TextHeadOptions
+from vit_jax.models.capabilities import PretrainingOptions, TextHeadOptions, with_learned_positions
 
 
 def choose(
@@ -316,6 +316,9 @@ def _pretrained(model: str, *, of_texts: bool = False) -> tuple[ModelConfig, Ini
     network = network.with_cosine_head()
   elif isinstance(network, PretrainingOptions):
     network = network.for_classification()
+  network = with_learned_positions(
+    network
+  )  # fixed ones are resized as these are, where images have another size
   return network, InitConfig(checkpoint=model), architecture.image_size[0]
 
 

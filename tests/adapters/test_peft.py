@@ -192,6 +192,19 @@ def test_our_adapter_gives_our_logits_in_peft(name, tmp_path):
   np.testing.assert_allclose(vit_jax.load(tmp_path / 'adapter')(images), mine, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize(
+  ('options', 'why'),
+  [({'pool': 'gap'}, "pool 'gap', and the base 'token'"), ({'patch': 4}, 'patch 4, and the base 8')],
+)
+def test_a_model_that_computes_otherwise_than_its_base_is_refused(options, why, tmp_path):
+  make_base('vit', tmp_path / 'base')
+  ours = with_adapter(tmp_path / 'base', targets='attention/.*kernel')
+  model = dataclasses.replace(ours.architecture.model, **options)
+  other = dataclasses.replace(ours, architecture=dataclasses.replace(ours.architecture, model=model))
+  assert PeftFormat().unfit(ours) is None
+  assert why in PeftFormat().unfit(other)
+
+
 def test_what_peft_has_no_place_for_is_kept_beside_an_adapter(tmp_path):
   peer = make_base('vit', tmp_path / 'base')
   ours = with_adapter(tmp_path / 'base', targets='attention/.*kernel')

@@ -265,8 +265,12 @@ def test_best_step_is_found_beside_a_damaged_one(tmp_path):
   assert (tmp_path / 'damaged' / '3-0').is_dir()
 
 
-def test_unknown_best_metric_names_those_there_are(tmp_path):
-  with Manager(tmp_path, CheckpointConfig(best='val/acuracy')) as manager:
-    assert manager.save(1, {'params': _tree()}, {})  # no evaluation yet
-    with pytest.raises(UserError, match=r"best is 'val/acuracy'.*choose one of val/accuracy, val/loss\."):
-      manager.save(2, {'params': _tree()}, {}, {'val/loss': 1.0, 'val/accuracy': 0.5})
+def test_steps_from_before_a_best_metric_was_asked_for_count(tmp_path):
+  with Manager(tmp_path, CheckpointConfig(keep=2)) as manager:
+    for step, accuracy in ((1, 0.9), (2, 0.5)):
+      manager.save(step, {'params': _tree()}, {}, {'val/accuracy': accuracy})
+  with Manager(tmp_path, CheckpointConfig(keep=2, best='val/accuracy')) as manager:
+    manager.save(3, {'params': _tree()}, {}, {'val/loss': 1.0})  # of another evaluator alone
+    manager.save(4, {'params': _tree()}, {}, {'val/accuracy': 0.7})
+  with Manager(tmp_path, CheckpointConfig(), read_only=True) as manager:
+    assert sorted(manager.all_steps()) == [1, 3, 4]

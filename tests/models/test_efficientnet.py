@@ -6,14 +6,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import run_steps
 import tiny
 from flax import nnx
 
+from vit_jax import config as c
 from vit_jax.config import EfficientNetConfig
 from vit_jax.foundation import pytrees
-from vit_jax.models import mbconv
+from vit_jax.models import batch_norm, mbconv
 from vit_jax.models.base import Architecture
 from vit_jax.models.efficientnet_families import rounded_channels
+from vit_jax.training.run import Dataset, Run
 
 TINY = tiny.efficientnet()
 
@@ -104,6 +107,48 @@ def test_statistics_after_three_steps_and_logits_of_the_batch_are_pytorchs(peer)
   assert len(ours) == len(expected) > 2 * 8 * 2
   for path, array in expected.items():
     np.testing.assert_allclose(ours[path], array, rtol=1e-5, atol=1e-5, err_msg=path)
+
+
+@pytest.mark.slow
+def test_norms_whose_scale_is_not_trained_use_their_statistics_and_keep_them():
+  graphdef, state = tiny.build(TINY)
+  images, before, found = jnp.asarray(IMAGES[0]), pytrees.flatten(state), {}
+  paths = [path for path in before if path.endswith('norm/scale')]
+
+  def call(trained):
+    network = nnx.merge(graphdef, state)
+    batch_norm.freeze(network, trained)
+    logits = network(images, keys=tiny.keys(len(images)))
+    return logits, nnx.to_pure_dict(nnx.state(network, nnx.BatchStat))
+
+  for trained in ((), tuple(paths[:1]), tuple(paths)):
+    found[len(trained)], after = jax.jit(call, static_argnums=0)(trained)
+    moved = {
+      path for path, array in pytrees.flatten(after).items() if not np.array_equal(array, before[path])
+    }
+    norms = [path.removesuffix('scale') for path in trained]
+    assert moved == {f'{norm}{name}' for norm in norms for name in ('mean', 'var')}
+  np.testing.assert_allclose(found[0], nnx.merge(graphdef, state)(images), atol=1e-5)
+  assert np.abs(found[0] - found[len(paths)]).max() > 0.01
+
+
+@pytest.mark.slow
+def test_a_step_leaves_the_statistics_of_a_frozen_network_alone():
+  config = c.Config(
+    total='2 steps',
+    batch_size=8,
+    model=tiny.efficientnet(),
+    data=c.DataConfig(image_size=(16, 16)),
+    optimizer=c.OptimizerConfig(freeze=('^(?!head/)',)),
+    mesh=c.MeshConfig(data=1),
+  )
+  program = Run(config, Dataset(8, ('a', 'b')), jax.devices()[:1]).program
+  state = program.init(0)
+  before = jax.tree.map(np.asarray, (state.model_state, state.params['head']))
+  after, _ = program.step(state, run_steps.batch(program, 0, classes=2))
+  after = after.model_state, after.params['head']
+  same = [jax.tree.all(jax.tree.map(np.array_equal, *pair)) for pair in zip(before, after, strict=True)]
+  assert same == [True, False]
 
 
 @pytest.mark.nightly  # compiling gradients of grouped convolutions takes a CPU a while

@@ -1,6 +1,7 @@
 """The FLOP count against the paper's exaFLOPs, and against the products that the model really computes."""
 
 import math
+import re
 
 import jax
 import pytest
@@ -9,6 +10,7 @@ from flax import nnx
 
 from vit_jax import config as c
 from vit_jax.config import ResNetConfig, ViTConfig
+from vit_jax.models import flops
 from vit_jax.models.base import Architecture
 from vit_jax.models.flops import TRAINING
 from vit_jax.objectives.self_distillation import SelfDistillationObjective
@@ -131,6 +133,24 @@ def test_frozen_parameters_take_from_a_step_what_the_compiler_counts(options):
 
   (whole, said_whole), (part, said_part) = counted(), counted(**options)
   assert said_part / said_whole == pytest.approx(part / whole, rel=0.06)
+
+
+@pytest.mark.parametrize(
+  ('patterns', 'image', 'text'), [(('^(?!text_tower|logit_)',), 1, 3), (('^text_tower',), 3, 1)]
+)
+def test_a_frozen_tower_takes_its_forward_pass_alone(patterns, image, text):
+  """Of LiT the image tower; a trained tower takes three passes but for the gradient by the pixels."""
+  model = tiny.two_towers(depth=2, text_depth=2)
+  architecture = Architecture(model, (16, 16), 3, 0)
+  layers = model.layers(architecture)
+  trained = [
+    path for path in architecture.shapes() if not any(re.search(pattern, path) for pattern in patterns)
+  ]
+  products = {True: 0, False: 0}
+  for layer in layers:
+    products[layer.name.startswith('text_tower')] += layer.multiplications
+  pixels = layers[0].multiplications if image == 3 else 0
+  assert flops.of_training(layers, trained, 0) == image * products[False] + text * products[True] - pixels
 
 
 @pytest.mark.slow

@@ -212,15 +212,24 @@ def test_a_model_is_loaded_with_other_patches(golden):
 
 
 def test_fixed_positions_of_a_checkpoint_are_those_that_the_model_computes(golden):
-  """Formats read them as a table; a model that computes the same ones, at any size, has a place for it."""
+  """Formats read them as a table; a model that computes the same ones has a place for it, and at another size none."""
   pretrained = read(path(golden, 'c_vit_token_rep32', 'linen'))
   model = dataclasses.replace(pretrained.architecture.model, position='sincos2d')
   table = model.fixed_positions(model.grid(pretrained.architecture.image_size))
   own = pytrees.flatten(pretrained.params)
   computed = dataclasses.replace(pretrained, params=pytrees.unflatten({**own, 'position_embedding': table}))
-  architecture = Architecture(model, (48, 48), 3, 10)
+  architecture = Architecture(model, pretrained.architecture.image_size, 3, 10)
   init = config.InitConfig(reinitialise=('head/.*',))
   arrays, report = adapt(computed, architecture, init)
   assert 'position_embedding' not in arrays and any('position_embedding' in each for each in report.ignored)
   with pytest.raises(UserError, match='no place for position_embedding'):  # learned ones are others
     adapt(pretrained, architecture, init)
+  larger = Architecture(model, (64, 64), 3, 10)
+  with pytest.raises(
+    UserError, match=r"no place for position_embedding .*set config.model.position='learned'"
+  ):
+    adapt(computed, larger, init)
+  kept = adapt(computed, dataclasses.replace(larger, model=model.with_learned_positions()), init)[0]
+  computed_anew = model.fixed_positions(model.grid((64, 64)))
+  assert kept['position_embedding'].shape == computed_anew.shape != table.shape
+  assert np.abs(kept['position_embedding'] - computed_anew).max() > 0.5

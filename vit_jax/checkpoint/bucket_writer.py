@@ -47,7 +47,7 @@ class BucketWriter:
     self.wait()
     if self._steps.is_committed(step):
       return False
-    self._retention.best.add(step, metrics)
+    self._retention.best.remember(step, metrics)
     arrays, contents = step_meta.sealed(items, meta, metrics)
     folder = self._folder / str(step)
     if jax.process_index() == 0:

@@ -85,10 +85,10 @@ class Manager:
       step: of training.
       items: maps names to trees of arrays; each can be restored without the others. Random keys are not stored.
       meta: what JSON can hold.
-      metrics: values of the evaluations so far by name, of which `checkpoint.best` must be one.
+      metrics: values of the evaluations at this step by name; a step without `checkpoint.best` is never the best.
 
     Raises:
-      UserError: no space, no permission, or no such metric; also where that befell the save before this one.
+      UserError: no space or no permission; also where that befell the save before this one.
     """
     if self._writer is None:
       raise ValueError(f'{self._store.place} was opened to be read only')

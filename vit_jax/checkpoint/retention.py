@@ -10,7 +10,6 @@ from orbax.checkpoint import checkpoint_managers
 
 from vit_jax.checkpoint import renamed
 from vit_jax.checkpoint.config import CheckpointConfig
-from vit_jax.foundation.errors import UserError
 
 
 class Best(checkpoint_managers.PreservationPolicy):
@@ -22,15 +21,6 @@ class Best(checkpoint_managers.PreservationPolicy):
   def __init__(self, metric: str | None, *, lower_is_better: bool = False):
     self._metric, self._lower_is_better = metric, lower_is_better
     self._scores: dict[int, float] = {}  # higher is better
-
-  def add(self, step: int, metrics: Mapping[str, float] | None) -> None:
-    """Notes the metrics of a step; UserError where the metric is not among them."""
-    if self._metric and metrics and self._metric not in metrics:
-      raise UserError(
-        f'config.checkpoint.best is {self._metric!r}, which no evaluation gives; choose one of '
-        f'{", ".join(sorted(metrics))}.'
-      )
-    self.remember(step, metrics)
 
   def remember(self, step: int, metrics: Mapping[str, float] | None) -> None:
     """Notes the metrics of a step, whatever they are; one whose value is NaN is never the best."""

@@ -64,7 +64,7 @@ class Writer:
       if step in self._orbax.all_steps():
         return False
       self._notice_removed_steps()
-      self._retention.best.add(step, metrics)
+      self._retention.best.remember(step, metrics)
       arguments = _arguments(items, meta, metrics)
       try:
         return self._orbax.save(step, args=arguments, force=True)

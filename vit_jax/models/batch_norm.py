@@ -3,6 +3,8 @@
 scale, bias (C,): nnx.Param          mean, var (C,): nnx.BatchStat
 """
 
+from collections.abc import Collection
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -29,15 +31,16 @@ class BatchNorm(nnx.Module):
     self.var = nnx.BatchStat(jnp.ones(features, jnp.float32))
     self.momentum = momentum
     self.epsilon = epsilon
+    self.frozen = False
 
   def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
     """(B, H, W, C) -> (B, H, W, C), of the same dtype.
 
     With `train` it normalises by the batch, and moves the running statistics towards it: its mean, and its variance
-    with Bessel's correction, as TensorFlow and PyTorch do.
+    with Bessel's correction, as TensorFlow and PyTorch do. One that is `frozen` does neither, as Keras's.
     """
     mean, var = self.mean[...], self.var[...]
-    if train:
+    if train and not self.frozen:
       count = x.size // x.shape[-1]
       batch_mean = x.astype(jnp.float32).mean(axis=(0, 1, 2))
       batch_var = _variance(x, batch_mean)
@@ -50,6 +53,13 @@ class BatchNorm(nnx.Module):
 
   def _moved(self, running: jax.Array, batch: jax.Array) -> jax.Array:
     return self.momentum * running + (1 - self.momentum) * jax.lax.stop_gradient(batch)
+
+
+def freeze(model: nnx.Module, trained: Collection[str]) -> None:
+  """Freezes the norms of a network whose scale is not among the paths of the parameters that are `trained`."""
+  for path, module in nnx.iter_modules(model):
+    if isinstance(module, BatchNorm) and module.scale is not None:
+      module.frozen = '/'.join(map(str, (*path, 'scale'))) not in trained
 
 
 # Of both functions only the arguments are saved for the backward pass, and no float32 copy of x.

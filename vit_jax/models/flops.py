@@ -10,6 +10,8 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
+_TEXT_TOWER = 'text_tower/'
+_BEHIND = ('norm/', 'pooled_norm/', f'{_TEXT_TOWER}norm/', 'logit_')  # the layers that multiply
 TRAINING = 3  # times the forward pass: the backward pass takes two
 
 
@@ -41,20 +43,30 @@ def of_training(layers: Sequence[Layer], trained: Collection[str], first_block: 
   """Multiplications of a step for one image, forward and backward, where a part of the parameters is trained.
 
   A layer takes those of its outputs, of a gradient by its input where something is trained in front of it, and of one
-  by its kernel where that is trained; what the first trained one needs within itself is left out.
+  by its kernel where that is trained; what the first trained one needs within itself is left out. A text tower is a
+  network of its own.
 
   Args:
     layers: those of the network, in order.
     trained: paths of the parameters that are trained.
     first_block: the first block of which they are.
   """
+  towers: dict[bool, tuple[list[Layer], list[str]]] = {False: ([], []), True: ([], [])}
+  for layer in layers:
+    towers[layer.name.startswith(_TEXT_TOWER)][0].append(layer)
+  for path in trained:
+    towers[path.startswith(_TEXT_TOWER)][1].append(path)
+  return sum(_of_tower(*tower, first_block) for tower in towers.values())
+
+
+def _of_tower(layers: Sequence[Layer], trained: Collection[str], first_block: int) -> int:
+  """As `of_training`, of the image tower or the text tower."""
   owner = owners(layers, trained)
   with_kernels = {name for path, name in owner.items() if path.endswith('kernel')}
-  # Tokens and positions are in front of the blocks, and the last norms behind them.
-  in_front = any(
-    name is None and not path.startswith(('norm/', 'pooled_norm/')) for path, name in owner.items()
-  )
-  total, before = 0, False
+  # Tokens and positions are in front of the blocks, and the last norms, and the scale of logits, behind them.
+  in_front = any(name is None and not path.startswith(_BEHIND) for path, name in owner.items())
+  # In front of the first layer there are pixels, or an embedding of texts.
+  total, before = 0, in_front and any(layer.name.startswith(_TEXT_TOWER) for layer in layers[:1])
   for layer in layers:
     block, name = re.match(r'blocks/(\d+)/', layer.name), unnumbered(layer)
     is_frozen = block is not None and int(block[1]) < first_block

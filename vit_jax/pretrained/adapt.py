@@ -82,9 +82,12 @@ def adapt(
   for path in sorted(source.keys() - shapes.keys()):
     is_left_out = path.startswith(_OF_PRETRAINING) or _matches_any(path, init.ignore)
     if not is_left_out and not _is_fixed(path, source[path], pretrained, architecture):
+      remedy = 'change config.model'
+      if path == 'position_embedding' and isinstance(architecture.model, PositionOptions):
+        remedy = "set config.model.position='learned', as which it is resized"
       raise UserError(
-        f'The model has no place for {_with_shape(path, source[path])} of the checkpoint; change '
-        f'config.model, or name it in config.init.ignore.'
+        f'The model has no place for {_with_shape(path, source[path])} of the checkpoint; {remedy}, or name it in '
+        f'config.init.ignore.'
       )
     ignored.append(_with_shape(path, source[path]))
   return arrays, Report(tuple(loaded), tuple(resized), tuple(reinitialised), tuple(ignored))
@@ -95,7 +98,10 @@ def _is_fixed(path: str, array: np.ndarray, pretrained: Pretrained, architecture
   model = architecture.model
   if path != 'position_embedding' or not isinstance(model, PositionOptions):
     return False
-  fixed = model.fixed_positions(model.grid(pretrained.architecture.image_size))
+  grid = model.grid(architecture.image_size)
+  if grid != model.grid(pretrained.architecture.image_size):
+    return False  # at another size they are those of the checkpoint resized, wherever a model is loaded
+  fixed = model.fixed_positions(grid)
   return fixed is not None and fixed.shape == array.shape and bool(np.allclose(fixed, array, atol=1e-6))
 
 

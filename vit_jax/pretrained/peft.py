@@ -23,9 +23,11 @@ from vit_jax.data.preprocess import Preprocess
 from vit_jax.foundation import hub, pytrees
 from vit_jax.foundation.errors import UserError
 from vit_jax.foundation.hub import Address
+from vit_jax.models.base import ModelConfig
+from vit_jax.models.capabilities import with_learned_positions
 from vit_jax.pretrained import catalogue, formats, safetensors_files, torch_names
 from vit_jax.pretrained.adapt import adapt
-from vit_jax.pretrained.base import FORMATS, Adapted, Format, Link, Pretrained, ReadOptions
+from vit_jax.pretrained.base import FORMATS, FREE_OPTIONS, Adapted, Format, Link, Pretrained, ReadOptions
 from vit_jax.pretrained.config import InitConfig
 from vit_jax.pretrained.huggingface import FolderFormat, Unfit
 from vit_jax.pretrained.json_values import JsonObject, is_text
@@ -46,6 +48,8 @@ _RENAMED = (
   (r'intermediate\.dense$', 'mlp.fc1'),
   (r'\.output\.dense$', '.mlp.fc2'),
 )
+# Options in which a model may differ from its base: how it begins, and how its positions are resized.
+_UNLIKE = {'variant', 'layer_scale', 'position_resize', *FREE_OPTIONS}
 _KEPT = 'data2vec_vision.'  # the beginning of names that version 5 has left alone
 
 
@@ -286,8 +290,9 @@ def _within(rules: tuple[Rule, ...], names: set[str]) -> list[Rule]:
 
 
 def _export(pretrained: Pretrained, adapted: Adapted) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-  """The tensors of a PEFT folder and its config; Unfit where a trained parameter has no place in one."""
+  """The tensors of a PEFT folder and its config; Unfit where a trained parameter, or an option, has no place in one."""
   rules = next(_all_rules(pretrained, formats.format_of(formats.located(adapted.base))), ())
+  _check_options(pretrained.architecture.model, formats.architecture(adapted.base).model)
   by_kernel, whole = lora.by_kernel(adapted.params), pytrees.flatten(pretrained.params)
   own = {path for path in pytrees.flatten(adapted.params) if not path.endswith(lora.NAMES)}
   modules = {rule: _module(rule.name) for rule in rules if rule.name.endswith(('.weight', '.bias'))}
@@ -322,6 +327,17 @@ def _export(pretrained: Pretrained, adapted: Adapted) -> tuple[dict[str, np.ndar
     'bias': 'none',
     'inference_mode': True,
   }
+
+
+def _check_options(model: ModelConfig, base: ModelConfig) -> None:
+  """Raises Unfit where a model computes otherwise than its base, which a folder of PEFT is computed as."""
+  model, base = model.resolved(), with_learned_positions(base.resolved())
+  if type(model) is not type(base):
+    return  # a tower of the base, or its network by itself
+  for name in {field.name for field in dataclasses.fields(model)} - _UNLIKE:
+    ours, theirs = getattr(model, name), getattr(base, name)
+    if ours != theirs:
+      raise Unfit(f'its model has {name} {ours!r}, and the base {theirs!r}')
 
 
 def _module(tensor: str) -> str:

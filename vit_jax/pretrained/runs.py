@@ -151,6 +151,7 @@ class Trained(NamedTuple):
   weights: Weights  # which of its parameters are read
   evaluated: Mapping[str, int]  # evaluator -> its images; {}: an early version did not store them
   directory: str | None = None  # where the config's relative places begin; None: nor this
+  data_version: str = ''  # what `Source.version` said of the training data; '': not known
 
 
 def trained(path: pathlib.Path, weights: Weights | None = None) -> Trained | None:
@@ -161,8 +162,12 @@ def trained(path: pathlib.Path, weights: Weights | None = None) -> Trained | Non
   if not meta['examples']:
     return None
   config = _Stored(meta).config
-  evaluated, directory = meta.get('evaluated', {}), meta.get('directory')
-  return Trained(config, step, meta['examples'], weights or _reported(config), evaluated, directory)
+  evaluated, directory, version = (
+    meta.get('evaluated', {}),
+    meta.get('directory'),
+    meta.get('data_version', ''),
+  )
+  return Trained(config, step, meta['examples'], weights or _reported(config), evaluated, directory, version)
 
 
 class _Stored:

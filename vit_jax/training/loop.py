@@ -325,7 +325,7 @@ class _Training:
     return scores
 
   def _save(self, step: int, state: TrainState, scores: dict[str, float]) -> None:
-    """Saves a checkpoint, which may become the best one where the metric `checkpoint.best` was measured now."""
+    """Saves a checkpoint with the scores of now, of which any may be `checkpoint.best` when the run goes on."""
     meta = (
       resume.checkpoint_meta(self._run, examples_of(self._evaluators)) | self._data | self._stopper.meta()
     )
@@ -333,8 +333,7 @@ class _Training:
       meta['base'] = self._base_meta
     if self._run.frozen.digests:
       meta['teachers'] = self._run.frozen.digests
-    metrics = scores if self._config.checkpoint.best in scores else None
-    self._manager.save(step, state.items(), meta, metrics=metrics)
+    self._manager.save(step, state.items(), meta, metrics=scores or None)
 
   def _finish(self, state: TrainState) -> None:
     """Says whether the run ended early, and draws what it has learned; a run that was complete is left alone."""

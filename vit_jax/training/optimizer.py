@@ -68,10 +68,10 @@ class OptimizerConfig:
   # Layer-wise decay of the learning rate (BEiT's, arXiv 2106.08254): each block has this share of the rate of the block
   # behind it, the embeddings this share of the first block's, and the head the whole rate. 1 for one rate.
   layer_decay: Annotated[float, Between(TINY, 1)] = 1.0
-  # Regexes of parameter paths that keep their initial value, such as ('^patch_embedding', '^blocks').
+  # Regexes of parameter paths that keep their initial value, such as ('^patch_embedding', '^blocks'). A batch norm
+  # whose scale does normalises by its running statistics, and keeps them.
   freeze: tuple[Regex, ...] = ()
-  # Number of first blocks that keep their initial value, with the embeddings before them: no gradients are computed
-  # there. 0 for none.
+  # Number of first blocks that keep their initial value, with the embeddings before them, without gradients. 0: none.
   freeze_blocks: Amount = 0
 
   @property

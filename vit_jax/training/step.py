@@ -20,7 +20,7 @@ from vit_jax.data import on_device
 from vit_jax.data.on_device import Batch
 from vit_jax.foundation import pytrees
 from vit_jax.foundation.errors import UserError
-from vit_jax.models import flexible_patches
+from vit_jax.models import batch_norm, flexible_patches
 from vit_jax.models.base import Architecture, Model
 from vit_jax.models.capabilities import FlexiblePatches, TextTowerOptions
 from vit_jax.parallel import mesh as mesh_lib
@@ -184,6 +184,7 @@ def _make_step(
       batch = config.objective.annotated(batch, frozen.predictors(teachers))
     own = lora.beside(base, params) if base else params
     model: Model = nnx.merge(graphdef, pytrees.merged(own, model_state))
+    batch_norm.freeze(model, _trained_paths(config, params))
     if config.optimizer.freeze_blocks:
       blocks = vars(model)['blocks']  # the optimizer has checked that there are
       blocks.frozen = config.optimizer.freeze_blocks
@@ -259,6 +260,12 @@ def _make_step(
     return new_state, metrics | {'finite': finite, 'skipped': new_state.skipped}
 
   return step
+
+
+def _trained_paths(config: Config, params: Params) -> set[str]:
+  """The paths of those of the run's parameters that are trained."""
+  mask = pytrees.flatten(optimizer_lib.trainable_mask(config.optimizer, params))
+  return {path for path, is_trained in mask.items() if is_trained}
 
 
 def _without_frozen(config: Config, grads: Params) -> Params:

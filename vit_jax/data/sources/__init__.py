@@ -132,19 +132,20 @@ def title(spec: str, split: str) -> str:
 
 
 def evaluated(
-  spec: str, split: str, data: DataConfig, trained: DataConfig, images: int = 0
+  spec: str, split: str, data: DataConfig, trained: DataConfig, images: int = 0, version: str = ''
 ) -> tuple[str, DataConfig]:
   """The split that an evaluation of `spec` counts, and the options of the data by which it is opened.
 
   What a training holds out, a fold or a part of a folder, is held out of what was `trained` on, as it was then. Another
   place has no fold; where it has no split to evaluate either, and `spec` names none, all its images are counted, unless
-  it has as many to train on as the run had: then it is taken for the run's folder, moved or copied.
+  those to train on are as many, of as many bytes, as the run's: then it is the run's folder, moved or copied.
 
   Args:
     spec, split: source and split as they are named.
     data: the options without those of the training.
     trained: the data of the run that trained the model.
     images: how many that run trained on; 0: not known.
+    version: what `Source.version` said of them; '': not known.
 
   Raises:
     UserError: as `check_fold`.
@@ -158,7 +159,7 @@ def evaluated(
     return split, own
   if named or not source.holds_out(place):
     return split, dataclasses.replace(data, fold=None)
-  is_copy = images and not trained.mixture and _is_copy(f'{kind}:{place}', trained, images)
+  is_copy = version and not trained.mixture and _is_copy(f'{kind}:{place}', trained, images, version)
   return (split, own) if is_copy else ('all', dataclasses.replace(data, fold=None))
 
 
@@ -177,15 +178,17 @@ def check_fold(trained: DataConfig, images: int) -> None:
     )
 
 
-def _is_copy(spec: str, trained: DataConfig, images: int) -> bool:
-  """Whether a place, by the options of what a run trained on, has as many images to train on."""
+def _is_copy(spec: str, trained: DataConfig, images: int, version: str) -> bool:
+  """Whether a place, by the options of what a run trained on, has as many images to train on, of as many bytes."""
   kind, _, split = parse(trained.source, trained.split)
   if kind != parse(spec, '')[0]:
     return False
   try:
-    return len(open_training(dataclasses.replace(trained, source=spec, split=split), 0)) == images
+    there = open_training(dataclasses.replace(trained, source=spec, split=split), 0)
   except UserError:
     return False
+  # Folders' versions begin with their bytes; what follows depends on times of change, which a copy may not have.
+  return len(there) == images and there.version().partition(' bytes')[0] == version.partition(' bytes')[0]
 
 
 def placed(data: DataConfig, directory: str | None) -> DataConfig:
