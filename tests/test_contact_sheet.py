@@ -4,7 +4,7 @@ import pytest
 from commands import CONFIG
 from PIL import Image
 
-from vit_jax.data import augmentation_sheet
+from vit_jax.data import augmentation_sheet, sources
 from vit_jax.data.config import DataConfig
 
 
@@ -35,6 +35,12 @@ def test_picture_has_a_square_of_images_for_each_level(tmp_path):
   for other in others:
     assert (other != none).any(-1).mean() > 0.05
   assert (squares[9] == 255).all()  # paper
+
+
+def test_images_of_any_shape_are_drawn_in_the_image_size():
+  data = DataConfig(source='digits', image_size=(24, 24), max_patches=(16,), flip=False)
+  images = augmentation_sheet.training_images(sources.open_training(data, 0), data, 0)
+  assert images.shape == (64, 24, 24, 3) and images.std() > 10
 
 
 def test_titles_say_what_each_level_does():

@@ -25,9 +25,13 @@ def get_study(argument: str = 'quickstart') -> Study:
   if folds < 2:
     raise UserError(f'Cross-validation needs two folds or more, and the study is given {folds}.')
   evaluators = from_config_dict(config_files.load(config)).evaluators
-  names = [n for n, evaluator in evaluators.items() if isinstance(evaluator, ClassificationEvaluatorConfig)]
+  names = [
+    name
+    for name, evaluator in evaluators.items()
+    if isinstance(evaluator, ClassificationEvaluatorConfig) and evaluator.source is None
+  ]
   if not names:
-    raise UserError(f'The config {config} has no evaluator of accuracy; give it one.')
+    raise UserError(f'The config {config} has no evaluator of accuracy on its own data; give it one.')
   options = {f'evaluators.{names[0]}.split': 'val', f'evaluators.{names[0]}.every': '100%'}
   return Study(
     f'Cross-validation of {config} in {folds} folds',

@@ -6,7 +6,7 @@ import pytest
 from vit_jax import config as c
 from vit_jax.data import folds
 from vit_jax.data.config import DataConfig
-from vit_jax.data.sources import evaluated, open_source, open_training
+from vit_jax.data.sources import evaluated, open_source, open_training, was_trained_on
 from vit_jax.foundation.errors import UserError
 
 
@@ -47,6 +47,24 @@ def test_a_fold_whose_images_were_moved_to_other_folds_is_not_evaluated(tmp_path
   assert set(names(open_source(spec, 'val', data=trained))) - held  # of which some were trained on
   with pytest.raises(UserError, match=r'has 29 images to train on by config.data.fold 2/5, and had 27 when'):
     evaluated(spec, 'val', DataConfig(), trained, images)
+
+
+@pytest.mark.parametrize(
+  ('trained', 'split', 'is_known'),
+  [
+    *(('train', 'val', False), ('train', 'train', True), ('all', 'val', True), ('train', 'all', True)),
+    *(('train+val', 'val', True), ('train[:90%]', 'train[90%:]', False), ('train[:90%]', 'train', True)),
+    *(('train', 'train[90%:]', True), ('train+val', 'test', False)),
+  ],
+)
+def test_a_split_that_a_run_was_trained_on_is_known(trained, split, is_known, tmp_path):
+  spec = photos(tmp_path / 'photos', {'ant': 2})
+  for data in (
+    DataConfig(source=spec, split=trained),
+    DataConfig(mixture=(('digits', 1.0), (f'{spec}:{trained}', 1.0))),
+  ):
+    assert was_trained_on(spec, split, data) == is_known
+    assert not was_trained_on(photos(tmp_path / f'{len(data.mixture)}', {'ant': 2}), split, data)
 
 
 @pytest.mark.parametrize('kind', ['folder', 'digits', 'train and test'])

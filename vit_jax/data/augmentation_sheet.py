@@ -45,11 +45,12 @@ def _title(level: str) -> str:
 
 
 def training_images(source: Source, data: DataConfig, seed: int) -> np.ndarray:
-  """The first images of a run, as the model gets them: uint8 (64, H, W, C)."""
+  """The first images of a run, as the model gets them, those of any shape in `data.image_size`: uint8 (64, H, W, C)."""
+  data = dataclasses.replace(data, repeats=1, max_patches=())
   mesh = jax.sharding.Mesh(np.array(jax.local_devices()[:1]), ('data',))
   pipeline = TrainPipeline(
     source,
-    dataclasses.replace(data, repeats=1),
+    data,
     batch_size=ACROSS**2,
     seed=seed,
     sharding=jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec('data')),

@@ -14,6 +14,7 @@ import os
 import pathlib
 import re
 import tempfile
+import threading
 
 import jax
 from jax._src import compilation_cache as jax_cache
@@ -104,20 +105,22 @@ class CrashRecord:
     """Makes no file yet."""
     self._directory = directory
     self._file = None
+    self._lock = threading.Lock()  # two threads may compile
 
   def taken(self, key: str) -> None:
     """Records that the program of a key is about to run."""
-    if self._file is None:
-      if faulthandler.is_enabled():
-        return
-      # Open until this process ends, and removed then.
-      self._file = tempfile.NamedTemporaryFile(  # noqa: SIM115
-        'w', dir=self._directory, prefix='running-', suffix='.txt', encoding='utf-8'
-      )
-      _is_locked_by_us(self._file.fileno())
-      faulthandler.enable(self._file)
-    self._file.write(f'{key}\n')
-    self._file.flush()
+    with self._lock:
+      if self._file is None:
+        if faulthandler.is_enabled():
+          return
+        # Open until this process ends, and removed then.
+        self._file = tempfile.NamedTemporaryFile(  # noqa: SIM115
+          'w', dir=self._directory, prefix='running-', suffix='.txt', encoding='utf-8'
+        )
+        _is_locked_by_us(self._file.fileno())
+        faulthandler.enable(self._file)
+      self._file.write(f'{key}\n')
+      self._file.flush()
 
 
 def _drop_after_crashes(directory: pathlib.Path) -> None:

@@ -48,8 +48,8 @@ _RENAMED = (
   (r'intermediate\.dense$', 'mlp.fc1'),
   (r'\.output\.dense$', '.mlp.fc2'),
 )
-# Options in which a model may differ from its base: how it begins, and how its positions are resized.
-_UNLIKE = {'variant', 'layer_scale', 'position_resize', *FREE_OPTIONS}
+# Options in which a model may differ from its base: how it begins, how its positions are resized, and what shapes tell.
+_UNLIKE = {'variant', 'layer_scale', 'position_resize', 'class_token', *FREE_OPTIONS}
 _KEPT = 'data2vec_vision.'  # the beginning of names that version 5 has left alone
 
 

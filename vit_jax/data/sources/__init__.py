@@ -163,6 +163,23 @@ def evaluated(
   return (split, own) if is_copy else ('all', dataclasses.replace(data, fold=None))
 
 
+def was_trained_on(spec: str, split: str, trained: DataConfig) -> bool:
+  """Whether a run was trained on images of a split, as far as names of splits tell: two slices of one may not meet."""
+  kind, place, _ = parse(spec, '')
+  for each, _ in trained.mixture or [(trained.source, 1)]:
+    other, where, own = parse(each, trained.split)
+    if kind != other or not SOURCES[kind].same_place(place, where):
+      continue
+    if 'all' in split_names(own) | split_names(split):
+      return True
+    whole, own_whole = (
+      {part for part in re.split(r'\s*\+\s*', text) if '[' not in part} for text in (split, own)
+    )
+    if whole & split_names(own) or own_whole & split_names(split):
+      return True
+  return False
+
+
 def check_fold(trained: DataConfig, images: int) -> None:
   """Raises UserError where a run's fold is another one by now: one image more or less moves others to other folds.
 
