@@ -23,7 +23,7 @@ from vit_jax.pretrained.adapt import adapt, begins_anew
 from vit_jax.pretrained.base import Pretrained
 from vit_jax.training.run import Run
 from vit_jax.training.state import TrainState
-from vit_jax.training.step import Params, Program
+from vit_jax.training.step import Init, Params, Program
 
 
 def read_initial(
@@ -88,7 +88,7 @@ def _fitted(
 def initial_state(program: Program, seed: int, arrays: dict[str, np.ndarray]) -> TrainState:
   """The state of step 0, on the mesh: `arrays` of `read_initial`, empty afterwards, and by `seed` what begins anew."""
   if not arrays:
-    return program.init(np.uint32(seed))
+    return _computed(program.init, seed)
   loaded = frozenset(path for path, array in arrays.items() if not np.ma.is_masked(array))
   shardings: Any = jax.tree.map(lambda leaf: leaf.sharding, program.state)
 
@@ -97,7 +97,7 @@ def initial_state(program: Program, seed: int, arrays: dict[str, np.ndarray]) ->
 
   # Random numbers for loaded parameters would take several times their memory; XLA omits what is not
   # returned.
-  state = jax.jit(begin, out_shardings=_without(shardings, loaded))(np.uint32(seed))
+  state = _computed(jax.jit(begin, out_shardings=_without(shardings, loaded)), seed)
   trees = {'params': dict(state.params), 'model_state': dict(state.model_state)}
   for name, tree in trees.items():
     for path, leaf in pytrees.flatten(getattr(program.state, name)).items():
@@ -108,6 +108,12 @@ def initial_state(program: Program, seed: int, arrays: dict[str, np.ndarray]) ->
   state = state._replace(**{name: pytrees.unflatten(tree) for name, tree in trees.items()})
   copied = jax.jit(lambda leaves: jax.tree.map(jnp.copy, leaves))
   return state._replace(ema=copied(state.variables) if program.state.ema else {})
+
+
+def _computed(begin: Init, seed: int) -> TrainState:
+  """What a function makes of a seed. It runs once, so that it is compiled in half the time, to code that is as fast."""
+  options: Any = {'xla_backend_optimization_level': 1} if jax.default_backend() == 'cpu' else None
+  return begin.lower(np.uint32(seed)).compile(options)(np.uint32(seed))
 
 
 def _merged(placed: jax.Array, initial: jax.Array, array: np.ndarray, leaf: Any) -> jax.Array:
