@@ -49,8 +49,7 @@ def _begins_a_command() -> bool:
 if _begins_a_command():
   from vit_jax.foundation import allocator, signals
 
-  gc.set_threshold(
-    50_000
-  )  # by its default, 700, a sixth of the time of imports and of tracing is spent on no garbage
+  # By its default of 700 objects, a sixth of the time of imports and of tracing is spent on looking for no garbage.
+  gc.set_threshold(50_000)
   allocator.keep_freed_memory()  # before the first thread, which NumPy starts
   signals.end_at_interrupt().start()  # Ctrl-C may come while the other modules are imported

@@ -316,9 +316,8 @@ def _pretrained(model: str, *, of_texts: bool = False) -> tuple[ModelConfig, Ini
     network = network.with_cosine_head()
   elif isinstance(network, PretrainingOptions):
     network = network.for_classification()
-  network = with_learned_positions(
-    network
-  )  # fixed ones are resized as these are, where images have another size
+  # Fixed positions would be computed anew, and not resized, where images have another size.
+  network = with_learned_positions(network)
   return network, InitConfig(checkpoint=model), architecture.image_size[0]
 
 

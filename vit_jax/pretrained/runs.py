@@ -162,12 +162,15 @@ def trained(path: pathlib.Path, weights: Weights | None = None) -> Trained | Non
   if not meta['examples']:
     return None
   config = _Stored(meta).config
-  evaluated, directory, version = (
+  return Trained(
+    config,
+    step,
+    meta['examples'],
+    weights or _reported(config),
     meta.get('evaluated', {}),
     meta.get('directory'),
     meta.get('data_version', ''),
   )
-  return Trained(config, step, meta['examples'], weights or _reported(config), evaluated, directory, version)
 
 
 class _Stored:

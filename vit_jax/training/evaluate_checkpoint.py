@@ -60,10 +60,8 @@ def _newest(config: Config, checkpoints: str) -> tuple[int, Run, TrainState, Dat
   if newest is None:
     raise UserError(f'There is no checkpoint in {checkpoints}; train first, or check --workdir.')
   step, items, meta = newest
-  data, run = (
-    sources.placed(config_lib.from_config_dict(meta['config']).data, meta.get('directory')),
-    runs[-1],
-  )
+  run = runs[-1]
+  data = sources.placed(config_lib.from_config_dict(meta['config']).data, meta.get('directory'))
   if any(evaluator.source is None for evaluator in config.evaluators.values()):
     sources.check_fold(data, meta['examples'])
   base = read_base(run, meta.get('base'))[0] if config.adapter.rank else {}
