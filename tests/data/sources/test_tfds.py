@@ -5,9 +5,11 @@ import shutil
 
 import numpy as np
 import pytest
+from array_record.python import array_record_module
 from etils import epath
 from fake_data import Lists
 from processes import run
+from tensorflow_datasets.core import file_adapters
 
 from vit_jax.data.config import DataConfig
 from vit_jax.data.decode import Picture
@@ -44,6 +46,23 @@ def test_records_have_the_encoded_image_and_the_class(shades, spec):
   assert len(opened(f'{spec.format(shades)}:test')) == 4
   assert len(opened(f'{spec.format(shades)}:train[:50%]', 'test')) == 5
   assert opened(spec.format(shades), class_names=('light', 'middle', 'dark'))[0].label == 2 - source[0].label
+
+
+def test_slices_of_parquet_of_which_tfds_reads_whole_files_are_refused(shades, tmp_path):
+  """The same records, as TFDS's own adapter writes them."""
+  for file in shades.iterdir():
+    if 'array_record' in file.name:
+      reader = array_record_module.ArrayRecordReader(str(file))
+      other = tmp_path / file.name.replace('.array_record', '.parquet')
+      file_adapters.ParquetFileAdapter.write_examples(other, enumerate(reader.read_all()))
+      reader.close()
+    else:
+      (tmp_path / file.name).write_text(file.read_text().replace('array_record', 'parquet'))
+  assert len(opened(f'tfds:{tmp_path}')) == 10
+  with pytest.raises(
+    UserError, match=r"'train\[:50%\]' .* has 5 records, and TFDS reads 10: .*tfds convert_format"
+  ):
+    opened(f'tfds:{tmp_path}:train[:50%]')
 
 
 @pytest.mark.parametrize(
