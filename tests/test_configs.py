@@ -6,6 +6,7 @@ import chex
 import jax
 import pytest
 import teachers
+import tiny
 from config_files import FILES, load
 
 from vit_jax import config as c
@@ -13,6 +14,7 @@ from vit_jax import recipes
 from vit_jax.data.sources import splits
 from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import Architecture
+from vit_jax.pretrained import formats
 from vit_jax.training.run import Dataset, Run
 
 PAPER = ['imagenet21k', 'jft', 'imagenet2012']
@@ -212,3 +214,12 @@ def test_an_ablation_changes_what_its_words_say():
   assert c.from_config_dict(recipes.changed_cifar10('x', '', {})) == recipes.cifar10()
   with pytest.raises(UserError, match="has no 'wdie'; choose from small, wide"):
     recipes.changed_cifar10('x', 'wdie', {'wide': {}})
+
+
+@pytest.mark.parametrize('name', ['options', 'mae', 'moco'])
+def test_a_fine_tuning_of_fixed_positions_has_learned_ones_which_are_resized(name, monkeypatch):
+  model = getattr(tiny, name)(position='sincos2d')
+  monkeypatch.setattr(formats, 'architecture', lambda source: Architecture(model, (32, 32), 3, 10))
+  for recipe in ('', ',paper'):
+    config = load('finetune', f'runs/mine,digits{recipe}')
+    assert config.model.position == 'learned' and config.init.checkpoint == 'runs/mine'
