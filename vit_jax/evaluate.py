@@ -129,7 +129,9 @@ def _asked(arguments: Sequence[str], checkpoint: str) -> _Asked:
   if run and split == 'all' and _SPLIT.value is None:
     print(f'All images of {spec} are counted: the model was trained on {trained.title}.')
   asked = _Asked(spec, _SPLIT.value or named or split, data)
-  return _told(asked, trained) if run else asked
+  if run:
+    _say_if_trained_on(asked, trained)
+  return asked
 
 
 def _of_run(run: 'Trained | None', checkpoint: str) -> _Asked:
@@ -153,16 +155,16 @@ def _of_run(run: 'Trained | None', checkpoint: str) -> _Asked:
   spec = evaluator.source or sources.without_split(trained.source)
   split, data = sources.evaluated(spec, evaluator.split, trained, trained, run.examples)
   print(f"The data is that of the run's own evaluator {name!r}.")
-  return _told(_Asked(spec, _SPLIT.value or split, data, evaluator.patch_size), trained)
+  asked = _Asked(spec, _SPLIT.value or split, data, evaluator.patch_size)
+  _say_if_trained_on(asked, trained)
+  return asked
 
 
-def _told(asked: _Asked, trained: 'DataConfig') -> _Asked:
-  """What is asked; a line says where the model was trained on some of it."""
+def _say_if_trained_on(asked: _Asked, trained: 'DataConfig') -> None:
   from vit_jax.data import sources
 
   if sources.was_trained_on(asked.spec, asked.split, trained):
     print(f'The model was trained on images of {sources.title(asked.spec, asked.split)}.')
-  return asked
 
 
 def _opened(asked: _Asked) -> 'Source':

@@ -9,7 +9,7 @@ import numpy as np
 from vit_jax.foundation import pytrees
 from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import ModelConfig
-from vit_jax.pretrained.base import FREE_OPTIONS, Link, Pretrained
+from vit_jax.pretrained.base import UNTOLD_OPTIONS, Link, Pretrained
 
 
 def of(first: Pretrained, others: Iterable[Pretrained]) -> Pretrained:
@@ -39,5 +39,4 @@ def _function(pretrained: Pretrained) -> tuple[type[ModelConfig], dict[str, Any]
   """What a model computes by its parameters: its kind, its options and its link, but how other sizes are resized."""
   model = pretrained.architecture.model.resolved()
   options = {field.name: getattr(model, field.name) for field in dataclasses.fields(model)}
-  unlike = {'variant', 'layer_scale', 'position_resize', *FREE_OPTIONS}  # layer_scale: where it began
-  return type(model), {name: options[name] for name in options.keys() - unlike}, pretrained.link
+  return type(model), {name: options[name] for name in options.keys() - UNTOLD_OPTIONS}, pretrained.link

@@ -36,6 +36,8 @@ FREE_OPTIONS = frozenset(
     *('kernel_deviation', 'remat', 'rotary_moves', 'stochastic_depth', 'token_merging', 'unroll'),
   }
 )
+# Those, and how a model is called, begins and resizes positions: in these, models that are one may differ.
+UNTOLD_OPTIONS = FREE_OPTIONS | {'variant', 'layer_scale', 'position_resize'}
 
 
 class UnknownModelError(Exception):

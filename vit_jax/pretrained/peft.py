@@ -27,7 +27,7 @@ from vit_jax.models.base import ModelConfig
 from vit_jax.models.capabilities import with_learned_positions
 from vit_jax.pretrained import catalogue, formats, safetensors_files, torch_names
 from vit_jax.pretrained.adapt import adapt
-from vit_jax.pretrained.base import FORMATS, FREE_OPTIONS, Adapted, Format, Link, Pretrained, ReadOptions
+from vit_jax.pretrained.base import FORMATS, UNTOLD_OPTIONS, Adapted, Format, Link, Pretrained, ReadOptions
 from vit_jax.pretrained.config import InitConfig
 from vit_jax.pretrained.huggingface import FolderFormat, Unfit
 from vit_jax.pretrained.json_values import JsonObject, is_text
@@ -48,8 +48,6 @@ _RENAMED = (
   (r'intermediate\.dense$', 'mlp.fc1'),
   (r'\.output\.dense$', '.mlp.fc2'),
 )
-# Options in which a model may differ from its base: how it begins, how its positions are resized, and what shapes tell.
-_UNLIKE = {'variant', 'layer_scale', 'position_resize', 'class_token', *FREE_OPTIONS}
 _KEPT = 'data2vec_vision.'  # the beginning of names that version 5 has left alone
 
 
@@ -334,7 +332,9 @@ def _check_options(model: ModelConfig, base: ModelConfig) -> None:
   model, base = model.resolved(), with_learned_positions(base.resolved())
   if type(model) is not type(base):
     return  # a tower of the base, or its network by itself
-  for name in {field.name for field in dataclasses.fields(model)} - _UNLIKE:
+  for name in (
+    {field.name for field in dataclasses.fields(model)} - UNTOLD_OPTIONS - {'class_token'}
+  ):  # that is told by shapes
     ours, theirs = getattr(model, name), getattr(base, name)
     if ours != theirs:
       raise Unfit(f'its model has {name} {ours!r}, and the base {theirs!r}')

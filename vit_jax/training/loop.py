@@ -156,12 +156,11 @@ class _Training:
       frozen = (*frozen, self._base)
     screen.say(text)
     steps: dict[tuple[int, ...], Step] = {}
-    if self._first_step < run.timeline.total:
-      resume.check_teachers(self._teachers_there, run.frozen.digests, takeover=self._takeover)
     keeps_head = any(name.startswith('head/') for name in initial)
     with ThreadPoolExecutor() as threads:  # the first state is a program to compile too
       begun = threads.submit(lambda: restored or initial_state(run.program, run.config.seed, initial))
       if self._first_step < run.timeline.total:
+        resume.check_teachers(self._teachers_there, run.frozen.digests, takeover=self._takeover)
         screen.say('Compiling the training step …')
         steps = _compiled_steps(run, self._first_step)
         screen.memory(run.program, steps[self._config.data.input_size])

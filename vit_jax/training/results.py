@@ -67,8 +67,8 @@ def train(config: Config, place: Workdir | pathlib.Path, *, keep: bool, may_dive
     if diverged:
       metrics = dict.fromkeys(given, math.nan)
     run, _ = open_training(config)
-    result = of(metrics, run.training_flops(int(last.get('step', 0))), training_seconds(lines))
-    result = result._replace(images=run.dataset.examples)
+    flops = run.training_flops(int(last.get('step', 0)))
+    result = of(metrics, flops, training_seconds(lines), images=run.dataset.examples)
     workdir.check()
     write(result, folder)
     if not keep and jax.process_index() == 0:
@@ -76,9 +76,9 @@ def train(config: Config, place: Workdir | pathlib.Path, *, keep: bool, may_dive
   return result
 
 
-def of(metrics: dict[str, float], flops: float, seconds: float) -> Result:
+def of(metrics: dict[str, float], flops: float, seconds: float, images: int = 0) -> Result:
   """The result of a run of this process that has ended just now; the arguments are those of `Result`."""
-  return Result(metrics, flops, seconds, jax.device_count(), jax.devices()[0].device_kind, notes=[])
+  return Result(metrics, flops, seconds, jax.device_count(), jax.devices()[0].device_kind, [], images)
 
 
 def read(config: Config, workdir: pathlib.Path) -> Result | None:

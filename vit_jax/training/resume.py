@@ -213,9 +213,7 @@ def _check_images(images_there: int | None, run: Run, *, takeover: bool) -> None
       f'The training data has {run.dataset.examples:,} images, and {images_there:,} when the head was fitted; begin a '
       'new --workdir, or restore the data.'
     )
-  if not takeover:
-    raise UserError(f'{text}; restore the data, begin a new --workdir, or go on with it by --takeover.')
-  _log.warning('%s.', text)
+  _refuse(text, 'restore the data, begin a new --workdir, or go on with it by --takeover', takeover=takeover)
 
 
 def check_teachers(there: Mapping[str, str], now: Mapping[str, str], *, takeover: bool) -> None:
@@ -228,11 +226,15 @@ def check_teachers(there: Mapping[str, str], now: Mapping[str, str], *, takeover
     if there.get(address, digest) == digest:
       continue
     text = f'{address} has other parameters than at the last checkpoint, which makes it another teacher'
-    if not takeover:
-      raise UserError(
-        f'{text}; restore what was there, begin a new --workdir, or go on with this one by --takeover.'
-      )
-    _log.warning('%s.', text)
+    remedy = 'restore what was there, begin a new --workdir, or go on with this one by --takeover'
+    _refuse(text, remedy, takeover=takeover)
+
+
+def _refuse(text: str, remedy: str, *, takeover: bool) -> None:
+  """Raises UserError, or with `takeover` warns, that a run would not go on as it began."""
+  if not takeover:
+    raise UserError(f'{text}; {remedy}.')
+  _log.warning('%s.', text)
 
 
 def data_versions(source: Source) -> dict[str, str]:

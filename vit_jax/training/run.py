@@ -14,7 +14,7 @@ from vit_jax.data import sources
 from vit_jax.data.config import DataConfig
 from vit_jax.data.sources import Source
 from vit_jax.evaluation.base import EMA_SUFFIX, EvaluationContext, Evaluator, Limited, Params
-from vit_jax.foundation import class_matching, pytrees
+from vit_jax.foundation import class_matching
 from vit_jax.foundation.errors import UserError
 from vit_jax.models import flops
 from vit_jax.models.base import Architecture
@@ -25,10 +25,9 @@ from vit_jax.pretrained.captions import Captions
 from vit_jax.training import auto
 from vit_jax.training.any_shape import SequenceLengths
 from vit_jax.training.frozen import FrozenModels
-from vit_jax.training.optimizer import trainable_mask
 from vit_jax.training.progressive_resizing import ProgressiveResizing, Size
 from vit_jax.training.state import TrainState
-from vit_jax.training.step import Program, make_program
+from vit_jax.training.step import Program, make_program, trained_paths
 from vit_jax.training.timeline import Timeline
 
 _log = logging.getLogger(__name__)
@@ -154,8 +153,7 @@ class Run:
       passes = flops.TRAINING - bool(self.config.adapter.rank)
       return passes * self.architecture.forward_flops(size, training=True)
     layers = self.architecture.model.training_layers(dataclasses.replace(self.architecture, image_size=size))
-    mask = pytrees.flatten(trainable_mask(optimizer, self.program.state.params))
-    trained = [path for path, is_trained in mask.items() if is_trained]
+    trained = trained_paths(self.config, self.program.state.params)
     return 2 * flops.of_training(layers, trained, optimizer.freeze_blocks)
 
   def training_flops(self, steps: int | None = None) -> float:

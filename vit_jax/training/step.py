@@ -184,7 +184,7 @@ def _make_step(
       batch = config.objective.annotated(batch, frozen.predictors(teachers))
     own = lora.beside(base, params) if base else params
     model: Model = nnx.merge(graphdef, pytrees.merged(own, model_state))
-    batch_norm.freeze(model, _trained_paths(config, params))
+    batch_norm.freeze(model, trained_paths(config, params))
     if config.optimizer.freeze_blocks:
       blocks = vars(model)['blocks']  # the optimizer has checked that there are
       blocks.frozen = config.optimizer.freeze_blocks
@@ -262,8 +262,8 @@ def _make_step(
   return step
 
 
-def _trained_paths(config: Config, params: Params) -> set[str]:
-  """The paths of those of the run's parameters that are trained."""
+def trained_paths(config: Config, params: Params) -> set[str]:
+  """The paths of those of a run's parameters that no `freeze` of its optimizer keeps."""
   mask = pytrees.flatten(optimizer_lib.trainable_mask(config.optimizer, params))
   return {path for path, is_trained in mask.items() if is_trained}
 

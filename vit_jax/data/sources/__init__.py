@@ -153,8 +153,7 @@ def evaluated(
   kind, place, named = parse(spec, '')
   source = SOURCES[kind]
   own = dataclasses.replace(data, fold=trained.fold, val_fraction=trained.val_fraction)
-  places = [parse(each, '')[:2] for each, _ in trained.mixture or [(trained.source, 1)]]
-  if any(kind == other and source.same_place(place, where) for other, where in places):
+  if _splits_trained_on(spec, trained):
     check_fold(trained, images)
     return split, own
   if named or not source.holds_out(place):
@@ -165,19 +164,24 @@ def evaluated(
 
 def was_trained_on(spec: str, split: str, trained: DataConfig) -> bool:
   """Whether a run was trained on images of a split, as far as names of splits tell: two slices of one may not meet."""
+  return any(_overlap(split, own) for own in _splits_trained_on(spec, trained))
+
+
+def _splits_trained_on(spec: str, trained: DataConfig) -> list[str]:
+  """The splits of a source's place that a run was trained on; [] where its data is elsewhere."""
   kind, place, _ = parse(spec, '')
-  for each, _ in trained.mixture or [(trained.source, 1)]:
-    other, where, own = parse(each, trained.split)
-    if kind != other or not SOURCES[kind].same_place(place, where):
-      continue
-    if 'all' in split_names(own) | split_names(split):
-      return True
-    whole, own_whole = (
-      {part for part in re.split(r'\s*\+\s*', text) if '[' not in part} for text in (split, own)
-    )
-    if whole & split_names(own) or own_whole & split_names(split):
-      return True
-  return False
+  parts = [parse(each, trained.split) for each, _ in trained.mixture or [(trained.source, 1)]]
+  return [split for other, where, split in parts if kind == other and SOURCES[kind].same_place(place, where)]
+
+
+def _overlap(one: str, other: str) -> bool:
+  """Whether a part of the one split is the whole of a part of the other, so that they have images in common."""
+  if 'all' in split_names(one) | split_names(other):
+    return True
+  whole, other_whole = (
+    {part.strip() for part in split.split('+') if '[' not in part} for split in (one, other)
+  )
+  return bool(whole & split_names(other) or other_whole & split_names(one))
 
 
 def check_fold(trained: DataConfig, images: int) -> None:
