@@ -332,9 +332,8 @@ def _check_options(model: ModelConfig, base: ModelConfig) -> None:
   model, base = model.resolved(), with_learned_positions(base.resolved())
   if type(model) is not type(base):
     return  # a tower of the base, or its network by itself
-  for name in (
-    {field.name for field in dataclasses.fields(model)} - UNTOLD_OPTIONS - {'class_token'}
-  ):  # that is told by shapes
+  told_by_shapes = {'class_token'}
+  for name in {field.name for field in dataclasses.fields(model)} - UNTOLD_OPTIONS - told_by_shapes:
     ours, theirs = getattr(model, name), getattr(base, name)
     if ours != theirs:
       raise Unfit(f'its model has {name} {ours!r}, and the base {theirs!r}')
