@@ -7,6 +7,7 @@ contender may run in an environment of its own.
 
 import contextlib
 import dataclasses
+import io
 import json
 import os
 import signal
@@ -187,13 +188,15 @@ def take_turns(
 def serve(build: Callable[[], tuple[Mapping[str, Any], Work]]) -> None:
   """The process of a contender: it says what it is, then each line in is a turn, each line out its figures.
 
-  What it prints meanwhile goes to stderr.
+  What it prints meanwhile goes to stderr, line by line, so that a process that is killed has said it.
 
   Args:
     build: makes (what it says of itself, its work).
   """
   answers = os.fdopen(os.dup(1), 'w')
   os.dup2(2, 1)
+  assert isinstance(sys.stdout, io.TextIOWrapper)
+  sys.stdout.reconfigure(line_buffering=True)
   try:
     hello, work = build()
   except ModuleNotFoundError as error:
