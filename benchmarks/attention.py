@@ -5,28 +5,20 @@
 
 It compiles the attention of a block with its four projections, with B/16's heads in bfloat16, so that a
 change of layout that a kernel needs counts too. For TPUs (this needs libtpu) the compiler estimates the
-cycles of XLA's program. It does not estimate those of a kernel, but writes down its schedule: bundles of
-instructions, one a cycle, repeated over the kernel's grid. That leaves out waiting for memory, so that a
-kernel is taken to need at least the time in which its inputs and outputs are moved.
+cycles of XLA's program, and of a kernel it writes down the schedule (vit_jax/plan/kernels.py).
 """
 
 import argparse
 import json
-import math
 import os
-import pathlib
-import re
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 
-TOKENS = (197, 257, 401, 577, 785, 1025, 2305, 4097)
-KINDS = ('v3', 'v4', 'v5e', 'v6e')
-_SHAPES = {'v4': '1x1x1'}
-_BUNDLE = re.compile(r'^\s*0x[0-9a-f]+\s+[A-Z:\s]*:\s*>[ >]*\{', re.MULTILINE)  # in a loop
-_GRID = re.compile(r'iteration_bounds: \(([\d, ]+)\)')
+TOKENS = (50, 197, 257, 401, 577, 785, 1025, 2305, 4097)
+KINDS = ('v4', 'v5e', 'v5p', 'v6e', 'tpu7x')
+_SHAPES = dict.fromkeys(('v4', 'v5p', 'tpu7x'), '1x1x1')
 
 
 def block(implementation: str, args: argparse.Namespace, devices):
@@ -60,10 +52,9 @@ def block(implementation: str, args: argparse.Namespace, devices):
   return jax.jit(run), (jax.tree.map(place, params), tokens, tokens)
 
 
-def compile_one(implementation: str, args: argparse.Namespace, dump: pathlib.Path) -> dict[str, float]:
+def compile_one(implementation: str, args: argparse.Namespace) -> dict[str, float]:
   """The work of a process: microseconds and MiB of temporaries on a TPU."""
   os.environ |= {'JAX_PLATFORMS': 'cpu', 'JAX_ENABLE_COMPILATION_CACHE': 'false'}
-  os.environ['LIBTPU_INIT_ARGS'] = f'--xla_jf_dump_to={dump}' if implementation == 'splash' else ''
   from vit_jax.parallel import hardware
   from vit_jax.plan import hlo, timing, topology
 
@@ -71,39 +62,28 @@ def compile_one(implementation: str, args: argparse.Namespace, dump: pathlib.Pat
   machine = topology.describe(f'{kind}:{_SHAPES.get(kind, "1x1")}')
   known = hardware.of(machine.kind)
   run, shapes = block(implementation, args, machine.devices)
-  compiled = run.lower(*shapes).compile()
-  module = hlo.parse(compiled.as_text())
+  compiled, text = hlo.compile_and_print(run.lower(*shapes))
+  module = hlo.parse(text)
   estimate = timing.estimate(module, machine.devices[:1], known)
-  bounds = {}
-  for path in dump.glob('*splash*[0-9]-final_bundles.txt'):
-    text = path.read_text(errors='replace')
-    grid = max(math.prod(map(int, sizes.split(','))) for sizes in _GRID.findall(text))
-    name = re.search(r'(splash_\w+)', path.name)[1]
-    bounds[name] = len(_BUNDLE.findall(text)) * grid / known.clock
-  for instructions in module.computations.values():
-    sizes = {i.name: i.bytes for i in instructions}
-    for i in instructions:
-      name = i.name.split('.')[0]
-      if name in bounds and i.opcode == 'custom-call':
-        moved = i.bytes + sum(sizes.get(operand, 0) for operand in i.operands)
-        bounds[name] = max(bounds[name], moved / known.memory_bandwidth)
-  if len(bounds) != estimate.unknown:
-    raise RuntimeError(f'{estimate.unknown} kernels, but schedules of {sorted(bounds)}')
+  if estimate.unknown:
+    raise RuntimeError(f'the compiler wrote down no schedule of {estimate.unknown:.0f} kernels')
+  instructions = (i for computation in module.computations.values() for i in computation)
+  kernels = sum(i.cycles for i in instructions if 'tpu_custom_call' in i.attributes) / known.clock
   return {
-    'other': estimate.seconds * 1e6,
-    'kernels': sum(bounds.values()) * 1e6,
+    'kernels': kernels * 1e6,
+    'other': (estimate.seconds - kernels) * 1e6,
     'temporaries': compiled.memory_analysis().temp_size_in_bytes / 2**20,
   }
 
 
 def by_the_compiler(args: argparse.Namespace) -> None:
   """Prints a row for each kind of TPU and number of tokens; each program is compiled in its own process."""
-  print('| | tokens | XLA | temporaries | splash: kernels + rest | temporaries | splash / XLA |')
+  print('| | tokens | XLA | temporaries | auto: kernels + rest | temporaries | auto / XLA |')
   print('|---|---|---|---|---|---|---|')
   for kind in args.kinds:
     for tokens in args.tokens:
       found = {}
-      for implementation in ('xla', 'splash'):
+      for implementation in ('xla', 'auto'):
         command = [sys.executable, __file__, f'--kinds={kind}', f'--tokens={tokens}']
         command += [f'--{name}={getattr(args, name)}' for name in ('batch_size', 'heads', 'head_size')]
         done = subprocess.run([*command, f'--one={implementation}'], capture_output=True, text=True)
@@ -115,22 +95,17 @@ def by_the_compiler(args: argparse.Namespace) -> None:
       print(row(kind, tokens, **found), flush=True)
 
 
-def row(kind: str, tokens: int, xla: dict | None = None, splash: dict | None = None) -> str:
+def row(kind: str, tokens: int, xla: dict | None = None, auto: dict | None = None) -> str:
   """A row of the table; None: this program does not compile."""
   cells = [kind, f'{tokens:,}']
-  if xla:
-    cells += [f'{xla["other"]:,.0f} µs', f'{xla["temporaries"]:,.0f} MiB']
-  else:
-    cells += ['–', '–']
-  if splash:
-    cells += [f'{splash["kernels"]:,.0f} + {splash["other"]:,.0f} µs', f'{splash["temporaries"]:,.0f} MiB']
-  else:
-    cells += ['does not compile', '–']
-  if xla and splash:
-    cells.append(f'{(splash["kernels"] + splash["other"]) / xla["other"]:.2f}')
-  else:
-    cells.append('–')
-  return f'| {" | ".join(cells)} |'
+  for found in (xla, auto):
+    if found:
+      kernels = f'{found["kernels"]:,.0f} + ' if found['kernels'] else ''
+      cells += [f'{kernels}{found["other"]:,.0f} µs', f'{found["temporaries"]:,.0f} MiB']
+    else:
+      cells += ['does not compile', '–']
+  both = xla and auto and (auto['kernels'] + auto['other']) / xla['other']
+  return f'| {" | ".join([*cells, f"{both:.2f}" if both else "–"])} |'
 
 
 def _random(leaf):
@@ -182,8 +157,7 @@ def main() -> None:
   parser.add_argument('--one', help=argparse.SUPPRESS)
   args = parser.parse_args()
   if args.one:
-    with tempfile.TemporaryDirectory() as dump:
-      print(json.dumps(compile_one(args.one, args, pathlib.Path(dump))))
+    print(json.dumps(compile_one(args.one, args)))
   elif args.kinds == ['gpu']:
     in_turns(args)
   else:

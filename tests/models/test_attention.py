@@ -15,15 +15,8 @@ from flax import linen, nnx
 
 from vit_jax.config import MeshConfig
 from vit_jax.models.dropout import Place, dropout
-from vit_jax.models.parts.attention import (
-  Attention,
-  How,
-  attend,
-  grouped,
-  keeps_logits,
-  sums,
-  sums_by_one_product,
-)
+from vit_jax.models.parts.attention import Attention, How, attend
+from vit_jax.models.parts.xla_attention import grouped, keeps_logits, sums, sums_by_one_product
 from vit_jax.parallel import mesh as mesh_lib
 
 CASES = {  # beside those of test_position.py: options, tokens

@@ -12,7 +12,7 @@ from flax import nnx
 
 from vit_jax.models import encoder_block
 from vit_jax.models.dropout import Place, drop_path, dropout
-from vit_jax.models.parts import attention, mlps
+from vit_jax.models.parts import mlps, xla_attention
 
 DROP = {'dropout': 0.2, 'attention_dropout': 0.3, 'stochastic_depth': 0.4}
 
@@ -83,7 +83,7 @@ def test_every_place_of_a_block_has_masks_of_its_own(monkeypatch):
 
   for module, name in (
     (encoder_block, 'drop_path'),
-    *((each, 'dropout') for each in (encoder_block, attention, mlps)),
+    *((each, 'dropout') for each in (encoder_block, xla_attention, mlps)),
   ):
     monkeypatch.setattr(module, name, noted)
   jax.eval_shape(functools.partial(_call, graphdef), params, tiny.images(), tiny.keys())

@@ -1,4 +1,4 @@
-"""Attention kernels: splash is interpreted on the CPU; for cuDNN's, its call in the program is checked."""
+"""Attention kernels: those of TPUs are interpreted on the CPU; for cuDNN's, its call in the program is checked."""
 
 import dataclasses
 import functools
@@ -17,9 +17,12 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from vit_jax import config as c
+from vit_jax.adapters import lora
+from vit_jax.adapters.lora import AdapterConfig
+from vit_jax.foundation import pytrees
 from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import Architecture
-from vit_jax.models.parts import fused_attention
+from vit_jax.models.parts import fused_attention, short_attention
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.training import auto
 from vit_jax.training.run import Dataset, Run
@@ -79,6 +82,49 @@ def test_splash_in_bfloat16_is_close_to_attention_in_float64():
     np.testing.assert_allclose(ours.astype(np.float32), expected, atol=0.03 * abs(expected).max())
 
 
+# Rows of 128 numbers that heads fill or do not, all heads at once or some, and more tokens than a row has numbers.
+@pytest.mark.parametrize(
+  'tokens, heads, head_size, axes',
+  [
+    (130, 16, 80, {'data': 4, 'tensor': 2}),
+    (197, 4, 64, {'data': 2, 'fsdp': 2, 'tensor': 2}),
+    (5, 3, 16, {'data': 8}),
+  ],
+)
+def test_the_kernel_of_short_sequences_equals_attention_in_float64(tokens, heads, head_size, axes):
+  sharding = _sharding(**axes)
+  inputs = _random((8, tokens, heads, head_size))
+  biases = jnp.asarray(np.random.default_rng(4).standard_normal((3, heads * head_size)), jnp.float32)
+
+  def run(query, key, value, grad):
+    def attend(rows, biases):
+      return fused_attention.attend_rows(rows, biases, head_size, sharding, interpret=True)
+
+    *rows, grad = (x.reshape(8, tokens, -1) for x in (query, key, value, grad))
+    out, backward = jax.vjp(attend, tuple(rows), biases)
+    gradients, dbiases = backward(grad)
+    return out, *gradients, dbiases
+
+  with jax.default_matmul_precision('highest'):
+    *found, dbiases = jax.jit(run)(*inputs)
+  biased = [x + bias.reshape(heads, head_size) for x, bias in zip(inputs[:3], biases, strict=True)]
+  wanted = attention_in_float64(*biased, inputs[3])
+  for ours, expected in zip(found, wanted, strict=True):
+    np.testing.assert_allclose(ours, expected.reshape(ours.shape), atol=1e-5 * abs(expected).max())
+  sums = np.stack([x.sum(axis=(0, 1)).reshape(-1) for x in wanted[1:]])
+  np.testing.assert_allclose(dbiases, sums, atol=1e-5 * abs(sums).max())
+
+
+def test_short_sequences_are_those_of_which_some_heads_fit_into_memory():
+  assert short_attention.heads_at_once(197, 16, 64) == 8  # L/16
+  assert short_attention.heads_at_once(197, 3, 64) == 3  # Ti/16, all of them
+  assert short_attention.heads_at_once(257, 16, 80) == 8  # H/14
+  assert short_attention.heads_at_once(257, 16, 104) == 16  # G/14: fewer do not fill rows of 128 numbers
+  assert short_attention.heads_at_once(1025, 12, 64) == 2
+  assert short_attention.heads_at_once(729, 16, 72) is None
+  assert short_attention.heads_at_once(4097, 12, 64) is None
+
+
 def test_blocks_are_few_and_pad_little():
   assert fused_attention.blocks(197) == (256, 256)
   assert fused_attention.blocks(577) == (640, 640)
@@ -119,6 +165,46 @@ def test_a_model_computes_the_same_with_the_kernel(monkeypatch):
   chex.assert_trees_all_close(*results.values(), rtol=1e-4, atol=1e-4)
 
 
+# Projections as matrices; a norm between them and the kernel; adapters of the projections, and a norm behind it.
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'options, adapted',
+  [({'remat': 'dots'}, False), ({'qk_norm': True}, False), ({'attention_sub_norm': True}, True)],
+)
+def test_a_model_computes_the_same_with_the_kernel_of_short_sequences(options, adapted, monkeypatch):
+  """Logits and gradients, as with XLA's attention, on devices that split examples and heads."""
+  adapter = AdapterConfig(rank=2, targets='attention/.*kernel$', dora=True)
+  sharding = _sharding(data=4, tensor=2)
+  graphdef, params = tiny.build(tiny.options(**options), activation_sharding=sharding)
+  weights = {}
+  if adapted:
+    kernels = lora.targets(nnx.merge(graphdef, params), adapter)
+    weights = pytrees.flatten(lora.initial(kernels, params, adapter, jax.random.key(0)))
+    weights = pytrees.unflatten({path: leaf + 0.1 for path, leaf in weights.items()})
+  used = []
+  attend_rows = fused_attention.attend_rows
+  monkeypatch.setattr(
+    fused_attention,
+    'attend_rows',
+    lambda *args, **_: used.append('short') or attend_rows(*args, interpret=True),
+  )
+
+  def loss(params, weights, x):
+    model = nnx.merge(graphdef, params)
+    if adapted:
+      lora.attach(model, weights, adapter, None)
+    return jnp.square(model(x)).sum()
+
+  results = []
+  for chosen in ('xla', 'short'):
+    monkeypatch.setattr(fused_attention, 'choose', lambda *_, chosen=chosen, **__: chosen)
+    with jax.default_matmul_precision('highest'):
+      step = jax.jit(jax.value_and_grad(lambda *args: loss(*args), argnums=(0, 1)))
+      results.append(step(params, weights, tiny.images(8)))
+    assert bool(used) == (chosen == 'short')
+  chex.assert_trees_all_close(*results, rtol=1e-4, atol=1e-4)
+
+
 def _device(platform, capability=None, kind=None):
   """A sharding of the residual stream on one device of a kind."""
   device = types.SimpleNamespace(platform=platform, device_kind=kind or f'a {platform}')
@@ -134,8 +220,9 @@ TPU, GPU, CPU = _device('tpu'), _device('gpu', '9.0'), _device('cpu')
 @pytest.mark.parametrize(
   'where, tokens, head_size, dtype, dropout, chosen',
   [
-    (TPU, 197, 64, 'bfloat16', 0, 'xla'),
-    (TPU, 577, 64, 'bfloat16', 0, 'splash'),
+    (TPU, 197, 64, 'bfloat16', 0, 'short'),
+    (TPU, 128, 64, 'bfloat16', 0, 'xla'),
+    (TPU, 2305, 64, 'bfloat16', 0, 'splash'),
     (_device('tpu', kind='TPU v3'), 577, 64, 'bfloat16', 0, 'xla'),
     (TPU, 577, 64, 'float32', 0, 'xla'),
     (TPU, 577, 64, 'bfloat16', 0.1, 'xla'),
@@ -213,18 +300,33 @@ def test_a_run_has_the_kernel_that_its_config_asks_for(kernel, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_tpu_compiles_splash_for_the_part_of_each_device():
+@pytest.mark.parametrize(
+  'kernel, names',
+  [
+    ('splash', {'splash_mha_fwd', 'splash_mha_dq', 'splash_mha_dkv'}),
+    ('short', {'short_attention_forward', 'short_attention_backward'}),
+  ],
+)
+def test_a_tpu_compiles_a_kernel_for_the_part_of_each_device(kernel, names):
+  """And a plan knows how long it takes: no less than its products at the peak, and no more than the same for 20."""
   pytest.importorskip('libtpu')
-  from vit_jax.plan import topology
+  from vit_jax.parallel import hardware
+  from vit_jax.plan import hlo, timing, topology
 
-  sharding = _sharding(topology.describe('v5e:2x2').devices, data=2, tensor=2)
+  machine = topology.describe('v5e:2x2')
+  sharding = _sharding(machine.devices, data=2, tensor=2)
   parts = NamedSharding(sharding.mesh, P(*sharding.spec, None, 'tensor'))
   arrays = [jax.ShapeDtypeStruct((4, 577, 4, 64), jnp.bfloat16, sharding=parts)] * 4
-  hlo = _with_gradients(sharding, interpret=False).lower(*arrays).compile().as_text()
-  assert set(re.findall(r'%(splash_mha_[a-z]+)', hlo)) == {
-    *('splash_mha_fwd', 'splash_mha_dq', 'splash_mha_dkv')
-  }
-  assert 'all-gather' not in hlo and 'all-to-all' not in hlo
+  _, text = hlo.compile_and_print(_with_gradients(sharding, kernel, interpret=False).lower(*arrays))
+  module = hlo.parse(text)
+  calls = [i for lines in module.computations.values() for i in lines if 'tpu_custom_call' in i.attributes]
+  assert {re.match('splash_mha_[a-z]+|short_attention_[a-z]+', i.name)[0] for i in calls} == names
+  assert 'all-gather' not in text and 'all-to-all' not in text
+  known = hardware.of(machine.kind)
+  seconds = sum(i.cycles for i in calls) / known.clock
+  product = 2 * 2 * 2 * 577 * 577 * 64 / known.peak_flops
+  assert 7 * product < seconds < 20 * 7 * product
+  assert timing.estimate(module, list(machine.devices), known).unknown == 0
 
 
 @pytest.mark.parametrize(

@@ -187,7 +187,8 @@ class ViTConfig(ModelConfig):
   patch_sizes: tuple[Size, ...] = ()
   # Kernel that computes attention: 'xla', or a kernel that never writes the weights of all pairs of tokens to
   # memory, but has no attention_dropout: 'cudnn' (NVIDIA GPUs, bfloat16) or 'splash' (TPUs from v4 on).
-  # 'auto': the faster one, by devices, number of tokens and dtype (models/parts/fused_attention.py).
+  # 'auto': the fastest, by devices, number of tokens and dtype, on TPUs one of our own among them
+  # (models/parts/fused_attention.py).
   attention: Annotated[AttentionKernel, RESUMABLE] = 'auto'
   # Probability that an example skips a branch (attention or MLP) of the last block (drop path); of earlier
   # blocks in proportion to their depth.

@@ -15,6 +15,8 @@ from collections.abc import Iterator
 import jax
 import numpy as np
 
+from vit_jax.plan import kernels
+
 # Bytes of an element.
 _BYTES = {
   **{'pred': 1, 's4': 0.5, 'u4': 0.5, 's8': 1, 'u8': 1, 's16': 2, 'u16': 2, 'bf16': 2, 'f16': 2},
@@ -136,14 +138,15 @@ def _positive_constant(instruction: Instruction | None) -> int | None:
 def compile_and_print(lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled, str | None]:
   """A program for TPUs, compiled, and its text as the compiler prints it; None where XLA has to print it and cannot.
 
-  `compiled.as_text()` is the same text, but XLA (of jax 0.10.2) cannot read again the programs that libtpu 0.0.51 and
-  0.0.52 write for TPU v6e and v7x.
+  Kernels have their cycles in it, where `kernels.write_schedules` was called. `compiled.as_text()` has not, and XLA (of
+  jax 0.10.2) cannot read again the programs that libtpu 0.0.51 and 0.0.52 write for TPU v6e and v7x.
   """
+  kernels.forget_schedules()
   with tempfile.TemporaryDirectory() as folder:
     compiled = lowered.compile({'xla_dump_to': folder, 'xla_dump_hlo_as_text': True})
     printed = [file.read_text() for file in pathlib.Path(folder).glob('*.after_codegen.txt')]
   if printed:  # small programs that the compiler made on its way, too
-    return compiled, max(printed, key=len)
+    return compiled, kernels.with_cycles(max(printed, key=len))
   try:
     return compiled, compiled.as_text()
   except jax.errors.JaxRuntimeError:

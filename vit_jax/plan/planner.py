@@ -61,7 +61,7 @@ class Speed:
   utilisation: float  # model FLOPs over the devices' peak in bfloat16
   hours: float  # time of the whole run
   device_days: float  # hours times devices; core-days on TPU v2 and v3
-  unknown_kernels: int  # custom kernels in a step. The compiler estimates no time for them, so it is left out
+  unknown_kernels: int  # custom kernels in a step whose time is not known (kernels.py), and left out
 
 
 @dataclasses.dataclass(frozen=True)

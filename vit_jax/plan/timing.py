@@ -58,7 +58,7 @@ class Estimate:
   memory: float = 0  # seconds of operations without cycles, by the bytes that they read and write
   exposed: float = 0  # seconds in which the device waits for collectives
   copies: float = 0  # seconds in which it waits for asynchronous copies between memories
-  unknown: float = 0  # custom kernels, of whose time the compiler says nothing
+  unknown: float = 0  # custom kernels whose time is not known (kernels.py)
   # Kind of collective -> its traffic.
   traffic: dict[str, Traffic] = dataclasses.field(default_factory=lambda: collections.defaultdict(Traffic))
 

@@ -14,6 +14,7 @@ from jax.experimental import topologies
 
 from vit_jax.foundation.errors import UserError
 from vit_jax.parallel import distributed
+from vit_jax.plan import kernels
 
 # Chips -> shape, for names that count cores ('v3-512') or chips ('v5litepod-16'), as Google Cloud has them.
 _SHAPES_2D = {
@@ -130,6 +131,7 @@ def _tpus(name: str, label: str, shape: str, *, slices: int) -> Topology:
   # No metadata server is here to ask, and other plans may be made at the same time.
   os.environ.setdefault('TPU_SKIP_MDS_QUERY', '1')
   os.environ.setdefault('ALLOW_MULTIPLE_LIBTPU_LOAD', '1')
+  kernels.write_schedules()
   options = dict(_GENERATIONS[label].options)
   if math.prod(int(side) for side in shape.split('x')) == 1:
     options['chips_per_host_bounds'] = (1, 1, 1)

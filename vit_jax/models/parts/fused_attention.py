@@ -1,4 +1,4 @@
-"""Attention by kernels that never write its N x N weights to memory: cuDNN's on GPUs, splash on TPUs.
+"""Attention by kernels that never write its N x N weights to memory: cuDNN's on GPUs, our own and splash on TPUs.
 
 The compiler cannot split a kernel over devices, so each device runs it on its own part (`jax.shard_map`): its
 examples, and its heads where the mesh splits those.
@@ -14,13 +14,16 @@ from jax.sharding import PartitionSpec as P
 
 from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import device_of
+from vit_jax.models.parts import short_attention
 
 if TYPE_CHECKING:
   from vit_jax.models.vit_config import ViTConfig
 
-_LANES = 128  # the kernel's blocks are multiples of it
+_LANES = (
+  128  # numbers in a row of a TPU. Splash's blocks are multiples of it; up to so many tokens XLA is as fast
+)
 _LARGEST_BLOCK = 1024  # tokens
-# From so many tokens on splash is the faster one (benchmarks/attention.py).
+# From so many tokens on splash is faster than XLA (benchmarks/attention.py).
 _SPLASH_TOKENS = 512
 
 
@@ -32,10 +35,10 @@ def choose(
   biased: bool = False,
   sharding: NamedSharding | None = None,
 ) -> str:
-  """Which implementation computes attention: 'xla', 'cudnn' or 'splash', as config.model.attention asks.
+  """Which implementation computes attention: 'xla', 'cudnn', 'splash' or 'short' (short_attention.py).
 
   Args:
-    asked: config.model.attention.
+    asked: config.model.attention; only for 'auto' there is anything to choose.
     query: (B, N, H, Dh).
     dropout, biased: of the attention weights, and whether something is added to the logits; kernels have neither.
     sharding: of the residual stream; its devices decide, which in a plan are not those of this process. None
@@ -47,6 +50,9 @@ def choose(
   if sharding is None or dropout or biased or heads % _head_parts(sharding) or query.dtype != jnp.bfloat16:
     return 'xla'
   kernel = _kernel_of(sharding)
+  some_heads = short_attention.heads_at_once(tokens, heads // _head_parts(sharding), head_size)
+  if kernel == 'splash' and tokens > _LANES and some_heads:
+    return 'short'
   is_faster = tokens >= _SPLASH_TOKENS if kernel == 'splash' else _cudnn_has(head_size)
   return kernel if kernel and is_faster else 'xla'
 
@@ -104,10 +110,14 @@ def attend(
   """softmax(q k^T / sqrt(Dh)) v (equations 6 and 7) of tokens that attend to each other, all (B, N, H, Dh).
 
   Args:
-    kernel: 'cudnn' or 'splash'.
+    kernel: 'cudnn', 'splash' or 'short'.
     sharding: of the residual stream (B, N, D): which axes of the mesh split B. The other ones split H.
-    interpret: run splash as ordinary operations, on any platform: for tests.
+    interpret: run a TPU's kernel as ordinary operations, on any platform: for tests.
   """
+  if kernel == 'short':
+    rows = tuple(x.reshape(*x.shape[:2], -1) for x in (query, key, value))
+    biases = jnp.zeros((3, rows[0].shape[-1]), query.dtype)
+    return attend_rows(rows, biases, query.shape[-1], sharding, interpret=interpret).reshape(query.shape)
   spec = P(sharding.spec[0], None, _head_axes(sharding))
 
   def local(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
@@ -118,6 +128,19 @@ def attend(
   # check_vma: kernels do not say over which axes of the mesh their results differ.
   sharded = jax.shard_map(local, mesh=sharding.mesh, in_specs=(spec,) * 3, out_specs=spec, check_vma=False)
   return sharded(query, key, value)
+
+
+def attend_rows(
+  products: short_attention.Rows,
+  biases: jax.Array,
+  head_size: int,
+  sharding: NamedSharding,
+  *,
+  interpret: bool = False,
+) -> jax.Array:
+  """`short_attention.attend`, on the devices of the residual stream's sharding as in `attend`."""
+  kernel = short_attention.Kernel(head_size, sharding, _head_axes(sharding), interpret)
+  return short_attention.attend(products, biases, kernel)
 
 
 def _cudnn(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:

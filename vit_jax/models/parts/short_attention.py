@@ -1,0 +1,172 @@
+"""Attention of short sequences on TPUs from v4 on: a kernel that has all tokens of some heads in fast memory.
+
+XLA reads and writes the N x N weights of all heads several times, and changes the layout of queries, keys and values
+for it. The kernel moves only these and their gradients, as the matrices (B, N, H*Dh) that dense layers make: by the
+compiler's estimates for v5e it takes a third of the time. How many tokens fit is bounded (`heads_at_once`).
+
+The backward pass computes the weights again. They are kept transposed, keys by queries: a softmax is then a sum over
+rows, which a TPU adds up without moving numbers within a row. Gradients are called as in xla_attention.py.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+_LANES = 128  # of a register, so that heads beside each other are cut at multiples of it
+_MOST_HEADS = 8  # in a program of some thousand instructions
+# What fast memory holds: numbers of an array of tokens, and weights of the heads that are computed at once.
+_MOST_NUMBERS, _MOST_WEIGHTS = 430_000, 2_200_000
+
+Rows = tuple[jax.Array, ...]  # (B, N, H*Dh) each
+
+
+class Kernel(NamedTuple):
+  """How the kernel is called."""
+
+  head_size: int  # Dh
+  sharding: NamedSharding  # of the residual stream (B, N, D)
+  head_axes: tuple[str, ...]  # of the mesh, that split heads
+  interpret: bool = False  # as ordinary operations, on any platform: for tests
+
+
+def heads_at_once(tokens: int, heads: int, head_size: int) -> int | None:
+  """Heads that a step of the kernel computes, a divisor of `heads` (of a device); None where none fits memory."""
+
+  def fits(number: int) -> bool:
+    whole = number == heads or number * head_size % _LANES == 0
+    small = tokens * number * head_size <= _MOST_NUMBERS and tokens**2 * number <= _MOST_WEIGHTS
+    return heads % number == 0 and whole and small
+
+  fitting = [number for number in range(1, heads + 1) if fits(number)]
+  few = [number for number in fitting if number <= _MOST_HEADS]
+  return few[-1] if few else min(fitting, default=None)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def attend(products: Rows, biases: jax.Array, kernel: Kernel) -> jax.Array:
+  """softmax(q k^T / sqrt(Dh)) v (paper, equations 6 and 7) of tokens that attend to each other.
+
+  Args:
+    products: what becomes of queries, keys and values with their biases, each (B, N, H*Dh), heads beside each other.
+    biases: (3, H*Dh). Their gradients are sums over all tokens, which XLA would make in passes of their own.
+    kernel: how it is called.
+
+  Returns:
+    (B, N, H*Dh).
+  """
+  return _forward(products, biases, kernel)[0]
+
+
+def _forward(products: Rows, biases: jax.Array, kernel: Kernel) -> tuple[jax.Array, Any]:
+  query, key, value = (x + bias for x, bias in zip(products, biases, strict=True))
+  arrays = query / math.sqrt(kernel.head_size), key, value
+  (out,) = _call(kernel, _forward_kernel, arrays)
+  return out, (arrays, biases)
+
+
+def _backward(kernel: Kernel, saved: Any, do: jax.Array) -> tuple[Rows, jax.Array]:
+  arrays, biases = saved
+  *gradients, dbiases = _call(kernel, _backward_kernel, (*arrays, do))
+  return tuple(gradients), dbiases.sum(axis=0).astype(biases.dtype)
+
+
+attend.defvjp(_forward, _backward)
+
+
+def _call(kernel: Kernel, body: Callable[..., None], arrays: Rows) -> Rows:
+  """What a body makes of arrays (B, N, H*Dh), each device having its part of the examples, and of the heads.
+
+  The compiler cannot split a kernel over devices. The backward pass gives dq, dk and dv, and of each the sums over an
+  example's tokens, (B, 3, H*Dh).
+  """
+  spec = P(kernel.sharding.spec[0], None, kernel.head_axes)
+  local = functools.partial(_local, kernel, body)
+  outputs = (spec,) * (1 if body is _forward_kernel else 4)
+  # check_vma: kernels do not say over which axes of the mesh their results differ.
+  sharded = jax.shard_map(
+    local, mesh=kernel.sharding.mesh, in_specs=(spec,) * len(arrays), out_specs=outputs, check_vma=False
+  )
+  return sharded(*arrays)
+
+
+def _local(kernel: Kernel, body: Callable[..., None], *arrays: jax.Array) -> Rows:
+  """`_call` on one device. A step has an example's tokens and some heads; all steps are independent."""
+  # Only here: importing it takes a second, and only TPUs need it.
+  from jax.experimental import pallas as pl
+  from jax.experimental.pallas import tpu as pltpu
+
+  batch, tokens, width = arrays[0].shape
+  heads = heads_at_once(tokens, width // kernel.head_size, kernel.head_size)
+  assert heads, 'no kernel is chosen where memory has no room for it'
+  lanes = heads * kernel.head_size
+
+  def block(rows: int) -> pl.BlockSpec:
+    return pl.BlockSpec((1, rows, lanes), lambda example, group: (example, 0, group))
+
+  whole = jax.ShapeDtypeStruct(arrays[0].shape, arrays[0].dtype)
+  sums = jax.ShapeDtypeStruct((batch, 3, width), jnp.float32)
+  outputs = (whole,) if body is _forward_kernel else (whole, whole, whole, sums)
+  products = 2 if body is _forward_kernel else 5
+  pairs = batch * tokens * tokens * width  # of tokens, in each number of their heads
+  return pl.pallas_call(
+    functools.partial(body, head_size=kernel.head_size),
+    grid=(batch, width // lanes),
+    in_specs=[block(tokens)] * len(arrays),
+    out_specs=tuple(block(output.shape[1]) for output in outputs),
+    out_shape=outputs,
+    name=f'short_attention{body.__name__.removesuffix("_kernel")}',
+    interpret=kernel.interpret,
+    compiler_params=pltpu.CompilerParams(dimension_semantics=('parallel', 'parallel')),
+    # By which XLA decides what else is done meanwhile.
+    cost_estimate=pl.CostEstimate(
+      flops=2 * products * pairs,
+      transcendentals=pairs // kernel.head_size,
+      bytes_accessed=(len(arrays) + min(3, len(outputs))) * arrays[0].nbytes,
+    ),
+  )(*arrays)
+
+
+def _forward_kernel(query: Any, key: Any, value: Any, out: Any, *, head_size: int) -> None:
+  """The output of some heads from blocks (1, N, lanes) of each, the queries being scaled."""
+  for head in _heads(query, head_size):
+    weights = _weights(query[head], key[head]).astype(value.dtype)
+    out[head] = _product(weights, value[head], 0, 0).astype(out.dtype)
+
+
+def _backward_kernel(
+  query: Any, key: Any, value: Any, do: Any, dq: Any, dk: Any, dv: Any, sums: Any, *, head_size: int
+) -> None:
+  """The gradients of some heads, and of each the sum over the tokens, (1, 3, lanes)."""
+  for head in _heads(query, head_size):
+    weights = _weights(query[head], key[head])
+    dv[head] = _product(weights.astype(do.dtype), do[head], 1, 0).astype(dv.dtype)
+    weighted = weights * _product(value[head], do[head], 1, 1)
+    dlogits = (weighted - weights * weighted.sum(axis=0, keepdims=True)).astype(query.dtype)
+    dk[head] = _product(dlogits, query[head], 1, 0).astype(dk.dtype)
+    dq[head] = (_product(dlogits, key[head], 0, 0) * head_size**-0.5).astype(dq.dtype)
+  for i, block in enumerate((dq, dk, dv)):
+    sums[0, i : i + 1] = block[0].astype(jnp.float32).sum(axis=0, keepdims=True)
+
+
+def _heads(block: Any, head_size: int) -> list[tuple[int, slice, slice]]:
+  """The index of each head in a block (1, N, lanes)."""
+  lanes = block.shape[-1]
+  return [(0, slice(None), slice(begin, begin + head_size)) for begin in range(0, lanes, head_size)]
+
+
+def _weights(query: jax.Array, key: jax.Array) -> jax.Array:
+  """Scaled (N, Dh) and (N, Dh) -> float32 (N keys, N queries), of which each column sums to 1."""
+  logits = _product(key, query, 1, 1)
+  exponentials = jnp.exp(logits - logits.max(axis=0, keepdims=True))
+  return exponentials * (1 / exponentials.sum(axis=0, keepdims=True))
+
+
+def _product(a: jax.Array, b: jax.Array, of_a: int, of_b: int) -> jax.Array:
+  """The float32 product of two matrices that is summed over these axes."""
+  return jax.lax.dot_general(a, b, (((of_a,), (of_b,)), ((), ())), preferred_element_type=jnp.float32)
