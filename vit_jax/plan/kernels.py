@@ -35,7 +35,7 @@ def write_schedules() -> None:
 
 def forget_schedules() -> None:
   """Removes those of programs that were compiled before."""
-  for file in pathlib.Path(_folder().name).iterdir():
+  for file in pathlib.Path(_folder().name).glob('*'):
     file.unlink()
 
 
