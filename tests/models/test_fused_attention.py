@@ -23,6 +23,7 @@ from vit_jax.foundation import pytrees
 from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import Architecture
 from vit_jax.models.parts import fused_attention, short_attention
+from vit_jax.models.parts.attention import Attention, How
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.training import auto
 from vit_jax.training.run import Dataset, Run
@@ -113,6 +114,22 @@ def test_the_kernel_of_short_sequences_equals_attention_in_float64(tokens, heads
     np.testing.assert_allclose(ours, expected.reshape(ours.shape), atol=1e-5 * abs(expected).max())
   sums = np.stack([x.sum(axis=(0, 1)).reshape(-1) for x in wanted[1:]])
   np.testing.assert_allclose(dbiases, sums, atol=1e-5 * abs(sums).max())
+
+
+def test_keys_and_values_are_of_the_tokens_that_are_attended_to(monkeypatch):
+  """Also where these are as many as those that attend, and a kernel takes the projections as matrices."""
+  attend_rows = fused_attention.attend_rows
+  monkeypatch.setattr(fused_attention, 'attend_rows', lambda *args, **_: attend_rows(*args, interpret=True))
+  x, memory = (
+    jnp.asarray(array) for array in np.random.default_rng(5).standard_normal((2, 8, 6, 12), np.float32)
+  )
+  found = []
+  for kernel in ('xla', 'short'):
+    monkeypatch.setattr(fused_attention, 'choose', lambda *_, kernel=kernel, **__: kernel)
+    attention = Attention(12, 3, how=How('auto', sharding=_sharding()), rngs=nnx.Rngs(0))
+    found.append(attention(x, memory))
+  np.testing.assert_allclose(*found, atol=1e-5)
+  assert abs(found[0] - attention(x, x)).max() > 0.1
 
 
 def test_short_sequences_are_those_of_which_some_heads_fit_into_memory():

@@ -113,7 +113,7 @@ class Attention(nnx.Module):
       moves: of these, of each example (`Position.moves`); None: they stay.
     """
     if self._has_rows(x, memory, grid):
-      return self._attend_rows(x)
+      return self._attend_rows(x, memory)
     if not isinstance(grid, TokenWeights) and self._projects_groups(x, memory, dropout_keys):
       groups, others = grouped(x), grouped(memory)
       queries = tuple(self._query(group) for group in groups)
@@ -130,12 +130,11 @@ class Attention(nnx.Module):
       return False
     return self.how.kernel_for(self._heads_of(x), biased=isinstance(grid, TokenWeights)) == 'short'
 
-  def _attend_rows(self, x: jax.Array) -> jax.Array:
-    """(B, N, D) -> (B, N, D), heads being beside each other all the way."""
+  def _attend_rows(self, x: jax.Array, memory: jax.Array) -> jax.Array:
+    """(B, N, D), (B, N, D) -> (B, N, D), heads being beside each other all the way."""
     assert self.how.sharding is not None, 'without a mesh of devices no kernel is chosen'
-    layers = (self.query, self.key, self.value)
-    products = tuple(_row_product(layer, x) for layer in layers)
-    biases = jnp.stack([_bias(layer) for layer in layers])
+    products = (_row_product(self.query, x), _row_product(self.key, memory), _row_product(self.value, memory))
+    biases = jnp.stack([_bias(layer) for layer in (self.query, self.key, self.value)])
     heads = fused_attention.attend_rows(products, biases, self.query.out_features[-1], self.how.sharding)
     if self.sub_norm is not None:
       heads = self.sub_norm(heads)
