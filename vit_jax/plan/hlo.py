@@ -146,7 +146,9 @@ def compile_and_print(lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled,
     compiled = lowered.compile({'xla_dump_to': folder, 'xla_dump_hlo_as_text': True})
     printed = [file.read_text() for file in pathlib.Path(folder).glob('*.after_codegen.txt')]
   if printed:  # small programs that the compiler made on its way, too
-    return compiled, kernels.with_cycles(max(printed, key=len))
+    text = kernels.with_cycles(max(printed, key=len))
+    kernels.forget_schedules()
+    return compiled, text
   try:
     return compiled, compiled.as_text()
   except jax.errors.JaxRuntimeError:

@@ -1,8 +1,9 @@
 """The cycles of custom kernels, of which the TPU compiler leaves no estimate in a program.
 
 It writes down their schedules instead, where it is asked to: bundles of instructions, one a cycle, and how often a
-kernel's loop over its grid runs. That is the least that a kernel takes: its operands are moved meanwhile, and a bundle
-may wait for the matrix unit (a product of large matrices takes 0.86 of its time at peak so, on v5e and v5p).
+kernel's loop over its grid runs. That is the least that a kernel takes: a bundle may wait for the matrix unit (a
+product of large matrices takes 0.86 of its time at peak so, on v5e and v5p), and its operands, which are moved
+meanwhile, may take longer (timing.py).
 """
 
 import functools
@@ -34,7 +35,7 @@ def write_schedules() -> None:
 
 
 def forget_schedules() -> None:
-  """Removes those of programs that were compiled before."""
+  """Removes what was written so far, some 100 MB for a program of four blocks."""
   for file in pathlib.Path(_folder().name).glob('*'):
     file.unlink()
 
@@ -59,8 +60,8 @@ def _cycles(folder: pathlib.Path) -> dict[tuple[str, str], int]:
       continue
     for schedule in folder.glob(f'*-{call["name"]}-[0-9][0-9]-{_SCHEDULE}'):
       bundles = schedule.read_text(errors='replace')
-      steps = [int(steps) for steps in _STEPS.findall(bundles)]
-      found[_key(call)] = len(_BUNDLE.findall(bundles)) * max(steps, default=1)
+      if steps := [int(steps) for steps in _STEPS.findall(bundles)]:
+        found[_key(call)] = len(_BUNDLE.findall(bundles)) * max(steps)
   return found
 
 

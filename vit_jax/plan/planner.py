@@ -205,7 +205,7 @@ def _speed(run: Run, estimate: timing.Estimate, model_flops: float, known: Hardw
   whole = seconds * run.training_flops() / model_flops  # steps of smaller images take less
   return Speed(
     step_seconds=seconds,
-    compute_seconds=estimate.compute + estimate.memory + estimate.copies,
+    compute_seconds=estimate.seconds - estimate.exposed,
     collective_seconds=estimate.exposed,
     images_per_second=run.config.batch_size / seconds,
     utilisation=model_flops / (seconds * devices * known.peak_flops),

@@ -55,6 +55,9 @@ class Estimate:
   """The time of a step."""
 
   compute: float = 0  # seconds by the compiler's cycles
+  kernels: float = (
+    0  # seconds of custom kernels, by their schedules (kernels.py) and the bytes that they move
+  )
   memory: float = 0  # seconds of operations without cycles, by the bytes that they read and write
   exposed: float = 0  # seconds in which the device waits for collectives
   copies: float = 0  # seconds in which it waits for asynchronous copies between memories
@@ -65,11 +68,12 @@ class Estimate:
   @property
   def seconds(self) -> float:
     """Time of all of it."""
-    return self.compute + self.memory + self.exposed + self.copies
+    return self.compute + self.kernels + self.memory + self.exposed + self.copies
 
   def add(self, other: 'Estimate', times: float) -> None:
     """Counts the other estimate, `times` times."""
     self.compute += times * other.compute
+    self.kernels += times * other.kernels
     self.memory += times * other.memory
     self.exposed += times * other.exposed
     self.copies += times * other.copies
@@ -172,12 +176,16 @@ class _Schedule:
 
   def _compute(self, i: hlo.Instruction) -> None:
     """An instruction that is neither control flow nor communication."""
-    if i.cycles is not None:
-      self._total.compute += i.cycles / self._hardware.clock
+    seconds = None if i.cycles is None else i.cycles / self._hardware.clock
+    if 'tpu_custom_call' in i.attributes:
+      if seconds is None:
+        self._total.unknown += 1
+      else:
+        self._total.kernels += max(seconds, self._moved(i) / self._hardware.memory_bandwidth)
+    elif seconds is not None:
+      self._total.compute += seconds
     elif i.opcode != 'custom-call':
       self._total.memory += self._moved(i) / self._hardware.memory_bandwidth
-    elif 'tpu_custom_call' in i.attributes:
-      self._total.unknown += 1
 
   def _asynchronous(self, i: hlo.Instruction) -> None:
     """An 'async-start' of a computation, which begins now or with the 'async-update' that brings its operands."""

@@ -50,8 +50,8 @@ def choose(
   if sharding is None or dropout or biased or heads % _head_parts(sharding) or query.dtype != jnp.bfloat16:
     return 'xla'
   kernel = _kernel_of(sharding)
-  some_heads = short_attention.heads_at_once(tokens, heads // _head_parts(sharding), head_size)
-  if kernel == 'splash' and tokens > _LANES and some_heads:
+  local_heads = heads // _head_parts(sharding)
+  if kernel == 'splash' and tokens > _LANES and short_attention.heads_at_once(tokens, local_heads, head_size):
     return 'short'
   is_faster = tokens >= _SPLASH_TOKENS if kernel == 'splash' else _cudnn_has(head_size)
   return kernel if kernel and is_faster else 'xla'
