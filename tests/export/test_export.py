@@ -52,7 +52,7 @@ KINDS = {
   'siglip': (tiny.options(pool='map', class_token=False), (12, 8)),
   'dinov3': (tiny.options(position='rotary_dinov3', mlp='swiglu', register_tokens=2), (12, 8)),
   'beit': (tiny.options(position='relative', qk_norm=True, pool='gap'), (12, 8)),
-  'groups of tokens': (tiny.options(norm='rms_norm'), (64, 64)),
+  'rms norm': (tiny.options(norm='rms_norm'), (12, 8)),
   'axial': (tiny.options(axial=True, pool='gap', mlp='local'), (12, 8)),
   'parallel': (tiny.options(block='parallel', distillation_token=True), (12, 8)),
   'mixer': (tiny.mixer(layer_scale=0.2), (12, 8)),

@@ -116,6 +116,16 @@ def test_the_kernel_of_short_sequences_equals_attention_in_float64(tokens, heads
   np.testing.assert_allclose(dbiases, sums, atol=1e-5 * abs(sums).max())
 
 
+@pytest.mark.parametrize('wide', [False, True])
+def test_the_kernel_of_short_sequences_in_bfloat16_is_close_to_attention_in_float64(wide, monkeypatch):
+  monkeypatch.setattr(short_attention, 'is_wide', lambda _: wide)
+  inputs = _random((8, 70, 2, 64), jnp.bfloat16)
+  found = _with_gradients(_sharding(), 'short')(*inputs)
+  for ours, expected in zip(found, attention_in_float64(*inputs), strict=True):
+    chex.assert_type(ours, jnp.bfloat16)
+    np.testing.assert_allclose(ours.astype(np.float32), expected, atol=0.03 * abs(expected).max())
+
+
 def test_keys_and_values_are_of_the_tokens_that_are_attended_to(monkeypatch):
   """Also where these are as many as those that attend, and a kernel takes the projections as matrices."""
   attend_rows = fused_attention.attend_rows
@@ -132,14 +142,23 @@ def test_keys_and_values_are_of_the_tokens_that_are_attended_to(monkeypatch):
   assert abs(found[0] - attention(x, x)).max() > 0.1
 
 
-def test_short_sequences_are_those_of_which_some_heads_fit_into_memory():
-  assert short_attention.heads_at_once(197, 16, 64) == 8  # L/16
-  assert short_attention.heads_at_once(197, 3, 64) == 3  # Ti/16, all of them
-  assert short_attention.heads_at_once(257, 16, 80) == 8  # H/14
-  assert short_attention.heads_at_once(257, 16, 104) == 16  # G/14: fewer do not fill rows of 128 numbers
-  assert short_attention.heads_at_once(1025, 12, 64) == 2
-  assert short_attention.heads_at_once(729, 16, 72) is None
-  assert short_attention.heads_at_once(4097, 12, 64) is None
+@pytest.mark.parametrize(
+  'sizes, here, on_v3',
+  [
+    ((50, 12, 64), 6, 6),  # B/32
+    ((197, 16, 64), 8, 8),  # L/16
+    ((197, 3, 64), 3, 3),  # Ti/16, all of them
+    ((257, 16, 80), 8, 8),  # H/14
+    ((257, 16, 104), 16, None),  # G/14: fewer do not fill rows of 128 numbers
+    ((577, 12, 64), 6, 2),
+    ((1025, 12, 64), 2, None),
+    ((729, 16, 72), None, None),
+    ((4097, 12, 64), None, None),
+  ],
+)
+def test_short_sequences_are_those_of_which_some_heads_fit_into_memory(sizes, here, on_v3):
+  assert short_attention.heads_at_once(*sizes, wide=False) == here
+  assert short_attention.heads_at_once(*sizes, wide=True) == on_v3
 
 
 def test_blocks_are_few_and_pad_little():
@@ -238,9 +257,10 @@ TPU, GPU, CPU = _device('tpu'), _device('gpu', '9.0'), _device('cpu')
   'where, tokens, head_size, dtype, dropout, chosen',
   [
     (TPU, 197, 64, 'bfloat16', 0, 'short'),
-    (TPU, 128, 64, 'bfloat16', 0, 'xla'),
+    (TPU, 50, 64, 'bfloat16', 0, 'short'),
     (TPU, 2305, 64, 'bfloat16', 0, 'splash'),
-    (_device('tpu', kind='TPU v3'), 577, 64, 'bfloat16', 0, 'xla'),
+    (_device('tpu', kind='TPU v3'), 577, 64, 'bfloat16', 0, 'short'),
+    (_device('tpu', kind='TPU v3'), 1025, 64, 'bfloat16', 0, 'xla'),
     (TPU, 577, 64, 'float32', 0, 'xla'),
     (TPU, 577, 64, 'bfloat16', 0.1, 'xla'),
     (GPU, 197, 64, 'bfloat16', 0, 'cudnn'),
@@ -318,19 +338,20 @@ def test_a_run_has_the_kernel_that_its_config_asks_for(kernel, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  'kernel, names',
+  'kernel, topology_name, names',
   [
-    ('splash', {'splash_mha_fwd', 'splash_mha_dq', 'splash_mha_dkv'}),
-    ('short', {'short_attention_forward', 'short_attention_backward'}),
+    ('splash', 'v5e:2x2', {'splash_mha_fwd', 'splash_mha_dq', 'splash_mha_dkv'}),
+    ('short', 'v5e:2x2', {'short_attention_forward', 'short_attention_backward'}),
+    ('short', 'v3:2x1', {'short_attention_forward', 'short_attention_backward'}),
   ],
 )
-def test_a_tpu_compiles_a_kernel_for_the_part_of_each_device(kernel, names):
+def test_a_tpu_compiles_a_kernel_for_the_part_of_each_device(kernel, topology_name, names):
   """And a plan knows how long it takes: no less than its products at the peak, and no more than the same for 20."""
   pytest.importorskip('libtpu')
   from vit_jax.parallel import hardware
   from vit_jax.plan import hlo, timing, topology
 
-  machine = topology.describe('v5e:2x2')
+  machine = topology.describe(topology_name)
   sharding = _sharding(machine.devices, data=2, tensor=2)
   parts = NamedSharding(sharding.mesh, P(*sharding.spec, None, 'tensor'))
   arrays = [jax.ShapeDtypeStruct((4, 577, 4, 64), jnp.bfloat16, sharding=parts)] * 4

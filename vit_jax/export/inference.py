@@ -11,7 +11,6 @@ from vit_jax.foundation.errors import UserError
 from vit_jax.loaded_model import LoadedModel, attention_of, embeddings_of, features_of
 from vit_jax.models.base import Architecture, Model, ModelConfig
 from vit_jax.models.capabilities import Attends
-from vit_jax.models.parts.attention import Attention
 
 # What a graph may give, by the names that `LoadedModel` has for it.
 OUTPUTS = ('probabilities', 'logits', 'embeddings', 'features', 'attention')
@@ -27,11 +26,7 @@ def rebuilt(model: LoadedModel, config: ModelConfig) -> Model:
 def for_inference(model: LoadedModel, dtype: str) -> Model:
   """The network with its blocks unrolled, without kernels of some devices, computing in `dtype`."""
   config = dataclasses.replace(model.config.on_any_device(), unroll=True, remat=None, dtype=dtype)
-  module = rebuilt(model, config)
-  for _, part in nnx.iter_modules(module):
-    if isinstance(part, Attention):
-      part.how = dataclasses.replace(part.how, groups=False)
-  return module
+  return rebuilt(model, config)
 
 
 def checked_outputs(model: LoadedModel, names: Sequence[str]) -> tuple[str, ...]:

@@ -65,7 +65,7 @@ class Block(nnx.Module):
       head_norm=norm if config.qk_norm else None,
       sub_norm=norm if config.attention_sub_norm else None,
       kernel_init=kernel_init,
-      how=How(config.attention, config.attention_dropout, sharding, bool(config.unroll)),
+      how=How(config.attention, config.attention_dropout, sharding),
       rngs=rngs,
     )
     self.attention_scale = layer_scale(sizes.width, config.layer_scale)

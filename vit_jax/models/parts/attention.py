@@ -1,8 +1,8 @@
 """Multi-head attention (paper, appendix A): the projections, and `attend`, which computes it.
 
 `attend` chooses a kernel by the devices: softmax and products as XLA compiles them (xla_attention.py), or one that
-never writes the weights of all pairs of tokens to memory (fused_attention.py). `Attention` calls the first itself
-where tokens are cut before their projections. `Attention.weights` is what pictures show.
+never writes the weights of all pairs of tokens to memory (fused_attention.py). `Attention.weights` is what pictures
+show.
 """
 
 import dataclasses
@@ -18,16 +18,9 @@ from jax.sharding import NamedSharding
 from vit_jax.models import dense_product, token_weights
 from vit_jax.models.base import ShardingRules
 from vit_jax.models.layers import XAVIER
-from vit_jax.models.parts import fused_attention
+from vit_jax.models.parts import fused_attention, xla_attention
 from vit_jax.models.parts.positions import AttentionPosition
-from vit_jax.models.parts.xla_attention import (
-  attend_groups,
-  grouped,
-  heads_first,
-  keeps_logits,
-  logits_of,
-  scaled,
-)
+from vit_jax.models.parts.xla_attention import heads_first, logits_of, scaled
 from vit_jax.models.scanned_blocks import constrain_examples
 from vit_jax.models.token_weights import Places, TokenWeights
 
@@ -39,8 +32,6 @@ class How:
   kernel: str = 'xla'  # config.model.attention; 'xla' is taken where queries and keys differ in number
   dropout: float = 0.0  # rate of the weights' dropout
   sharding: NamedSharding | None = None  # of the tokens (B, N, D)
-  unrolled: bool = False  # whether blocks are compiled one after the other, and not as a loop
-  groups: bool = True  # whether tokens may be cut into groups, of which only TPUs are the faster (`grouped`)
 
   def kernel_for(self, query: jax.Array | jax.ShapeDtypeStruct, *, biased: bool = False) -> str:
     """The kernel of tokens that attend to each other, with queries (B, N, H, Dh) and perhaps a bias of the logits."""
@@ -114,12 +105,6 @@ class Attention(nnx.Module):
     """
     if self._has_rows(x, memory, grid):
       return self._attend_rows(x, memory)
-    if not isinstance(grid, TokenWeights) and self._projects_groups(x, memory, dropout_keys):
-      groups, others = grouped(x), grouped(memory)
-      queries = tuple(self._query(group) for group in groups)
-      keys = tuple(self._key(group) for group in others)
-      values = tuple(self.value(group) for group in others)
-      return jnp.concatenate([self._out(out) for out in attend_groups(queries, keys, values)], axis=1)
     query, key, bias = self._queries_and_keys(x, memory, grid, moves)
     return self._out(attend(query, key, self.value(memory), bias, dropout_keys, how=self.how))
 
@@ -143,17 +128,6 @@ class Attention(nnx.Module):
   def _heads_of(self, x: jax.Array) -> jax.ShapeDtypeStruct:
     """What queries (B, N, H, Dh) of the tokens are."""
     return jax.ShapeDtypeStruct((*x.shape[:2], *self.query.out_features), self.query.dtype)
-
-  def _projects_groups(self, x: jax.Array, memory: jax.Array, dropout_keys: jax.Array | None) -> bool:
-    """Whether tokens are cut into the groups of `attend` before their projections.
-
-    Cut behind them, tokens are laid out anew for each product: by the compiler's estimate for v3-128 a step of two
-    blocks of H/14 takes 40.1 ms, and so 33.8.
-    """
-    dropping = self.how.dropout > 0 and dropout_keys is not None
-    if not self.how.groups or len(grouped(memory)) == 1 or self.position is not None or dropping:
-      return False
-    return x.shape[1] != memory.shape[1] or self.how.kernel_for(self._heads_of(x)) == 'xla'
 
   def _query(self, x: jax.Array) -> jax.Array:
     return self.query(x) if self.query_norm is None else self.query_norm(self.query(x))
@@ -222,9 +196,4 @@ def attend(
   if kernel != 'xla':
     assert how.sharding is not None, 'without a mesh of devices no kernel is chosen'
     return fused_attention.attend(kernel, query, key, value, how.sharding)
-  if not how.dropout:
-    dropout_keys = None
-  whole = bias is not None or dropout_keys is not None or not how.groups
-  queries, keys, values = ((x,) if whole else grouped(x) for x in (query, key, value))
-  keeps = keeps_logits(key.shape[1], key.dtype, how.sharding, unrolled=how.unrolled)
-  return jnp.concatenate(attend_groups(queries, keys, values, bias, dropout_keys, how.dropout, keeps), axis=1)
+  return xla_attention.attend(query, key, value, bias, dropout_keys, how.dropout)

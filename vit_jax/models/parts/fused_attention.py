@@ -19,9 +19,7 @@ from vit_jax.models.parts import short_attention
 if TYPE_CHECKING:
   from vit_jax.models.vit_config import ViTConfig
 
-_LANES = (
-  128  # numbers in a row of a TPU. Splash's blocks are multiples of it; up to so many tokens XLA is as fast
-)
+_LANES = 128  # numbers in a row of a TPU, of which splash's blocks are multiples
 _LARGEST_BLOCK = 1024  # tokens
 # From so many tokens on splash is faster than XLA (benchmarks/attention.py).
 _SPLASH_TOKENS = 512
@@ -49,10 +47,12 @@ def choose(
   _, tokens, heads, head_size = query.shape
   if sharding is None or dropout or biased or heads % _head_parts(sharding) or query.dtype != jnp.bfloat16:
     return 'xla'
+  device, local_heads = device_of(sharding), heads // _head_parts(sharding)
+  if device.platform == 'tpu':
+    wide = short_attention.is_wide(device.device_kind)
+    if short_attention.heads_at_once(tokens, local_heads, head_size, wide=wide):
+      return 'short'
   kernel = _kernel_of(sharding)
-  local_heads = heads // _head_parts(sharding)
-  if kernel == 'splash' and tokens > _LANES and short_attention.heads_at_once(tokens, local_heads, head_size):
-    return 'short'
   is_faster = tokens >= _SPLASH_TOKENS if kernel == 'splash' else _cudnn_has(head_size)
   return kernel if kernel and is_faster else 'xla'
 
@@ -139,7 +139,8 @@ def attend_rows(
   interpret: bool = False,
 ) -> jax.Array:
   """`short_attention.attend`, on the devices of the residual stream's sharding as in `attend`."""
-  kernel = short_attention.Kernel(head_size, sharding, _head_axes(sharding), interpret)
+  wide = short_attention.is_wide(device_of(sharding).device_kind)
+  kernel = short_attention.Kernel(head_size, wide, sharding, _head_axes(sharding), interpret)
   return short_attention.attend(products, biases, kernel)
 
 
@@ -193,7 +194,7 @@ def blocks(tokens: int) -> tuple[int, int]:
 def _kernel_of(sharding: NamedSharding) -> str | None:
   """What its devices have: TPUs from v4 on splash, NVIDIA GPUs from Ampere on cuDNN's."""
   device = device_of(sharding)
-  if device.platform == 'tpu':  # before v4, kernels cannot multiply bfloat16 matrices
+  if device.platform == 'tpu':  # before v4, splash cannot multiply bfloat16 matrices
     return None if device.device_kind in ('TPU v2', 'TPU v3') else 'splash'
   capability = getattr(device, 'compute_capability', '')  # '9.0'; of an AMD GPU 'gfx90a'
   if device.platform == 'gpu' and capability[:1].isdigit() and float(capability) >= 8:

@@ -1,8 +1,11 @@
-"""Attention of short sequences on TPUs from v4 on: a kernel that has all tokens of some heads in fast memory.
+"""Attention of short sequences on TPUs: a kernel that has all tokens of some heads in fast memory.
 
 XLA reads and writes the N x N weights of all heads several times, and changes the layout of queries, keys and values
 for it. The kernel moves only these and their gradients, as the matrices (B, N, H*Dh) that dense layers make: by the
 compiler's estimates for v5e it takes a third of the time. How many tokens fit is bounded (`heads_at_once`).
+
+Kernels of TPU v2 and v3 have no products of bfloat16 matrices. There arrays are float32, which a product rounds to
+bfloat16 as it reads them.
 
 The backward pass computes the weights again. They are kept transposed, keys by queries: a softmax is then a sum over
 rows, which a TPU adds up without moving numbers within a row. Gradients are called as in xla_attention.py.
@@ -19,9 +22,10 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 _LANES = 128  # of a register, so that heads beside each other are cut at multiples of it
-_MOST_HEADS = 8  # in a program of some thousand instructions
+_MOST_HEADS = 8  # in a program of some thousand instructions, unless fewer do not fill registers
 # What fast memory holds: numbers of an array of tokens, and weights of the heads that are computed at once.
-_MOST_NUMBERS, _MOST_WEIGHTS = 430_000, 2_200_000
+_MOST, _MOST_WIDE = (430_000, 2_200_000), (166_000, 900_000)
+_MOST_STORED_MEANWHILE = 140_000  # numbers of a wide array: storing more delays the next step
 
 Rows = tuple[jax.Array, ...]  # (B, N, H*Dh) each
 
@@ -30,22 +34,31 @@ class Kernel(NamedTuple):
   """How the kernel is called."""
 
   head_size: int  # Dh
+  wide: bool  # whether bfloat16 arrays become float32 (`is_wide`)
   sharding: NamedSharding  # of the residual stream (B, N, D)
   head_axes: tuple[str, ...]  # of the mesh, that split heads
   interpret: bool = False  # as ordinary operations, on any platform: for tests
 
 
-def heads_at_once(tokens: int, heads: int, head_size: int) -> int | None:
+def is_wide(device_kind: str) -> bool:
+  """Whether kernels of these devices have no bfloat16 arrays."""
+  return device_kind in ('TPU v2', 'TPU v3')
+
+
+def heads_at_once(tokens: int, heads: int, head_size: int, *, wide: bool) -> int | None:
   """Heads that a step of the kernel computes, a divisor of `heads` (of a device); None where none fits memory."""
+  most_numbers, most_weights = _MOST_WIDE if wide else _MOST
 
   def fits(number: int) -> bool:
     whole = number == heads or number * head_size % _LANES == 0
-    small = tokens * number * head_size <= _MOST_NUMBERS and tokens**2 * number <= _MOST_WEIGHTS
+    small = tokens * number * head_size <= most_numbers and tokens**2 * number <= most_weights
     return heads % number == 0 and whole and small
 
   fitting = [number for number in range(1, heads + 1) if fits(number)]
   few = [number for number in fitting if number <= _MOST_HEADS]
-  return few[-1] if few else min(fitting, default=None)
+  if few or wide:
+    return max(few, default=None)
+  return min(fitting, default=None)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
@@ -64,19 +77,23 @@ def attend(products: Rows, biases: jax.Array, kernel: Kernel) -> jax.Array:
 
 
 def _forward(products: Rows, biases: jax.Array, kernel: Kernel) -> tuple[jax.Array, Any]:
-  query, key, value = (x + bias for x, bias in zip(products, biases, strict=True))
+  query, key, value = (_given(x + bias, kernel) for x, bias in zip(products, biases, strict=True))
   arrays = query / math.sqrt(kernel.head_size), key, value
   (out,) = _call(kernel, _forward_kernel, arrays)
-  return out, (arrays, biases)
+  return out.astype(products[0].dtype), (arrays, biases)
 
 
 def _backward(kernel: Kernel, saved: Any, do: jax.Array) -> tuple[Rows, jax.Array]:
   arrays, biases = saved
-  *gradients, dbiases = _call(kernel, _backward_kernel, (*arrays, do))
-  return tuple(gradients), dbiases.sum(axis=0).astype(biases.dtype)
+  *gradients, dbiases = _call(kernel, _backward_kernel, (*arrays, _given(do, kernel)))
+  return tuple(x.astype(do.dtype) for x in gradients), dbiases.sum(axis=0).astype(biases.dtype)
 
 
 attend.defvjp(_forward, _backward)
+
+
+def _given(x: jax.Array, kernel: Kernel) -> jax.Array:
+  return x.astype(jnp.float32) if kernel.wide else x
 
 
 def _call(kernel: Kernel, body: Callable[..., None], arrays: Rows) -> Rows:
@@ -102,12 +119,14 @@ def _local(kernel: Kernel, body: Callable[..., None], *arrays: jax.Array) -> Row
   from jax.experimental.pallas import tpu as pltpu
 
   batch, tokens, width = arrays[0].shape
-  heads = heads_at_once(tokens, width // kernel.head_size, kernel.head_size)
+  heads = heads_at_once(tokens, width // kernel.head_size, kernel.head_size, wide=kernel.wide)
   assert heads, 'no kernel is chosen where memory has no room for it'
   lanes = heads * kernel.head_size
 
-  def block(rows: int) -> pl.BlockSpec:
-    return pl.BlockSpec((1, rows, lanes), lambda example, group: (example, 0, group))
+  def block(rows: int, mode: pl.Buffered | None = None) -> pl.BlockSpec:
+    return pl.BlockSpec((1, rows, lanes), lambda example, group: (example, 0, group), pipeline_mode=mode)
+
+  once = kernel.wide and tokens * lanes > _MOST_STORED_MEANWHILE
 
   whole = jax.ShapeDtypeStruct(arrays[0].shape, arrays[0].dtype)
   sums = jax.ShapeDtypeStruct((batch, 3, width), jnp.float32)
@@ -118,7 +137,7 @@ def _local(kernel: Kernel, body: Callable[..., None], *arrays: jax.Array) -> Row
     functools.partial(body, head_size=kernel.head_size),
     grid=(batch, width // lanes),
     in_specs=[block(tokens)] * len(arrays),
-    out_specs=tuple(block(output.shape[1]) for output in outputs),
+    out_specs=tuple(block(output.shape[1], pl.Buffered(1) if once else None) for output in outputs),
     out_shape=outputs,
     name=f'short_attention{body.__name__.removesuffix("_kernel")}',
     interpret=kernel.interpret,
@@ -168,5 +187,6 @@ def _weights(query: jax.Array, key: jax.Array) -> jax.Array:
 
 
 def _product(a: jax.Array, b: jax.Array, of_a: int, of_b: int) -> jax.Array:
-  """The float32 product of two matrices that is summed over these axes."""
-  return jax.lax.dot_general(a, b, (((of_a,), (of_b,)), ((), ())), preferred_element_type=jnp.float32)
+  """The float32 product of two matrices that is summed over these axes; a TPU reads them as bfloat16."""
+  dimensions, precision = (((of_a,), (of_b,)), ((), ())), jax.lax.Precision.DEFAULT
+  return jax.lax.dot_general(a, b, dimensions, precision, preferred_element_type=jnp.float32)
