@@ -16,8 +16,8 @@ import subprocess
 import sys
 import time
 
-TOKENS = (197, 257, 401, 577, 785, 1025, 2305, 4097)
-KINDS = ('v4', 'v5e', 'v5p', 'v6e', 'tpu7x')
+TOKENS = (50, 128, 197, 257, 401, 577, 785, 1025, 2305, 4097)
+KINDS = ('v3', 'v4', 'v5e', 'v5p', 'v6e', 'tpu7x')
 _SHAPES = dict.fromkeys(('v4', 'v5p', 'tpu7x'), '1x1x1')
 
 
