@@ -99,7 +99,7 @@ def test_the_kernel_of_short_sequences_equals_attention_in_float64(tokens, heads
 
   def run(query, key, value, grad):
     def attend(rows, biases):
-      return fused_attention.attend_rows(rows, biases, head_size, sharding, interpret=True)
+      return fused_attention.attend_rows(rows, biases, (), head_size, sharding, interpret=True)
 
     *rows, grad = (x.reshape(8, tokens, -1) for x in (query, key, value, grad))
     out, backward = jax.vjp(attend, tuple(rows), biases)
@@ -201,11 +201,18 @@ def test_a_model_computes_the_same_with_the_kernel(monkeypatch):
   chex.assert_trees_all_close(*results.values(), rtol=1e-4, atol=1e-4)
 
 
-# Projections as matrices; a norm between them and the kernel; adapters of the projections, and a norm behind it.
+# Projections as matrices; turned in the kernel, and before it; a norm between them and the kernel; adapters of the
+# projections, and a norm behind it.
 @pytest.mark.slow
 @pytest.mark.parametrize(
   'options, adapted',
-  [({'remat': 'dots'}, False), ({'qk_norm': True}, False), ({'attention_sub_norm': True}, True)],
+  [
+    ({'remat': 'dots'}, False),
+    ({'position': 'rotary'}, False),
+    ({'position': 'rotary_mixed'}, False),
+    ({'qk_norm': True}, False),
+    ({'attention_sub_norm': True}, True),
+  ],
 )
 def test_a_model_computes_the_same_with_the_kernel_of_short_sequences(options, adapted, monkeypatch):
   """Logits and gradients, as with XLA's attention, on devices that split examples and heads."""

@@ -18,7 +18,7 @@ from jax.sharding import NamedSharding
 from vit_jax.models import dense_product, token_weights
 from vit_jax.models.base import ShardingRules
 from vit_jax.models.layers import XAVIER
-from vit_jax.models.parts import fused_attention, xla_attention
+from vit_jax.models.parts import fused_attention, short_attention, xla_attention
 from vit_jax.models.parts.positions import AttentionPosition
 from vit_jax.models.parts.xla_attention import heads_first, logits_of, scaled
 from vit_jax.models.scanned_blocks import constrain_examples
@@ -104,23 +104,31 @@ class Attention(nnx.Module):
       moves: of these, of each example (`Position.moves`); None: they stay.
     """
     if self._has_rows(x, memory, grid):
-      return self._attend_rows(x, memory)
+      return self._attend_rows(x, memory, grid, moves)
     query, key, bias = self._queries_and_keys(x, memory, grid, moves)
     return self._out(attend(query, key, self.value(memory), bias, dropout_keys, how=self.how))
 
   def _has_rows(self, x: jax.Array, memory: jax.Array, grid: Places | None) -> bool:
-    """Whether a kernel takes the projections as matrices, with nothing between."""
-    between = (self.position, self.query_norm, self.key_norm)
-    if x.shape != memory.shape or any(part is not None for part in between):
+    """Whether a kernel takes the projections as matrices, with nothing between that it does not do itself."""
+    if x.shape != memory.shape or self.query_norm is not None or self.key_norm is not None:
+      return False
+    if self.position is not None and not self.position.turns_alike:
       return False
     return self.how.kernel_for(self._heads_of(x), biased=isinstance(grid, TokenWeights)) == 'short'
 
-  def _attend_rows(self, x: jax.Array, memory: jax.Array) -> jax.Array:
+  def _attend_rows(
+    self, x: jax.Array, memory: jax.Array, grid: Places | None, moves: jax.Array | None
+  ) -> jax.Array:
     """(B, N, D), (B, N, D) -> (B, N, D), heads being beside each other all the way."""
     assert self.how.sharding is not None, 'without a mesh of devices no kernel is chosen'
     products = (_row_product(self.query, x), _row_product(self.key, memory), _row_product(self.value, memory))
     biases = jnp.stack([_bias(layer) for layer in (self.query, self.key, self.value)])
-    heads = fused_attention.attend_rows(products, biases, self.query.out_features[-1], self.how.sharding)
+    turns: short_attention.Turns = ()
+    if self.position is not None:
+      assert isinstance(grid, tuple), 'attention that knows of positions is given the grid of its patches'
+      turns = self.position.turns(x.shape[1], grid, moves)
+    head_size = self.query.out_features[-1]
+    heads = fused_attention.attend_rows(products, biases, turns, head_size, self.how.sharding)
     if self.sub_norm is not None:
       heads = self.sub_norm(heads)
     return _row_product(self.out, heads) + _bias(self.out)

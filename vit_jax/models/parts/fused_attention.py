@@ -48,7 +48,7 @@ def choose(
   if sharding is None or dropout or biased or heads % _head_parts(sharding) or query.dtype != jnp.bfloat16:
     return 'xla'
   device, local_heads = device_of(sharding), heads // _head_parts(sharding)
-  if device.platform == 'tpu':
+  if device.platform == 'tpu' and device.device_kind != 'TPU v2':  # whose fast memory holds less
     wide = short_attention.is_wide(device.device_kind)
     if short_attention.heads_at_once(tokens, local_heads, head_size, wide=wide):
       return 'short'
@@ -117,7 +117,7 @@ def attend(
   if kernel == 'short':
     rows = tuple(x.reshape(*x.shape[:2], -1) for x in (query, key, value))
     biases = jnp.zeros((3, rows[0].shape[-1]), query.dtype)
-    return attend_rows(rows, biases, query.shape[-1], sharding, interpret=interpret).reshape(query.shape)
+    return attend_rows(rows, biases, (), query.shape[-1], sharding, interpret=interpret).reshape(query.shape)
   spec = P(sharding.spec[0], None, _head_axes(sharding))
 
   def local(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
@@ -133,6 +133,7 @@ def attend(
 def attend_rows(
   products: short_attention.Rows,
   biases: jax.Array,
+  turns: short_attention.Turns,
   head_size: int,
   sharding: NamedSharding,
   *,
@@ -141,7 +142,7 @@ def attend_rows(
   """`short_attention.attend`, on the devices of the residual stream's sharding as in `attend`."""
   wide = short_attention.is_wide(device_of(sharding).device_kind)
   kernel = short_attention.Kernel(head_size, wide, sharding, _head_axes(sharding), interpret)
-  return short_attention.attend(products, biases, kernel)
+  return short_attention.attend(products, biases, turns, kernel)
 
 
 def _cudnn(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:

@@ -204,9 +204,16 @@ class AttentionPosition(nnx.Module, Position):
   def __init__(self, tokens: Tokens, *, rngs: nnx.Rngs):
     del tokens, rngs
 
+  # Whether all it does is to turn queries and keys, all heads alike and by nothing that is learned.
+  turns_alike: ClassVar[bool] = False
+
   def rotate(self, x: jax.Array, grid: Grid, moves: jax.Array | None = None) -> jax.Array:
     """Queries or keys (B, N, H, Dh) -> the same with their positions, moved by float32 (B, 2, 2) in training."""
     return x
+
+  def turns(self, tokens: int, grid: Grid, moves: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
+    """Cosines and sines by which `rotate` turns so many tokens (`rotary.turned`): float32 ([B,] N, 1 or H, Dh)."""
+    raise NotImplementedError
 
   def logits(self, query: jax.Array, grid: Grid) -> jax.Array | None:
     """Queries (B, N, H, Dh), already scaled -> float32 (B or 1, H, N, N), added to the logits; None: nothing is."""

@@ -23,6 +23,7 @@ class Rotary(AttentionPosition):
   Neighbours are one apart on every grid, as there, where it is shown to carry over to larger images.
   """
 
+  turns_alike: ClassVar[bool] = True
   # Base of the frequencies, which go from 1 down to almost its inverse.
   temperature: ClassVar[float] = 100.0
   # Whether the first half of the pairs turns with the row, and not with the column.
@@ -51,21 +52,30 @@ class Rotary(AttentionPosition):
 
   def rotate(self, x: jax.Array, grid: Grid, moves: jax.Array | None = None) -> jax.Array:
     """(B, N, H, Dh) -> the same, in which all tokens but the patches are as they were."""
+    return turned(x, *self.turns(x.shape[1], grid, moves))
+
+  def turns(self, tokens: int, grid: Grid, moves: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
     angles = self.angles(grid)
     if moves is not None:
       angles = self.moved(angles, moves)
     library = np if isinstance(angles, np.ndarray) else jnp
-    others = ((x.shape[1] - angles.shape[-3], 0), (0, 0), (0, 0))
+    others = ((tokens - angles.shape[-3], 0), (0, 0), (0, 0))
     angles = library.pad(angles, ((0, 0),) * (angles.ndim - 3) + others)
-    cosines, sines = (jnp.asarray(wave(angles), jnp.float32) for wave in (library.cos, library.sin))
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    rotated = [first * cosines - second * sines, first * sines + second * cosines]
-    return jnp.concatenate(rotated, axis=-1).astype(x.dtype)
+    cosines, sines = library.cos(angles), library.sin(angles)
+    both = library.concatenate([cosines, cosines], axis=-1), library.concatenate([-sines, sines], axis=-1)
+    return jnp.asarray(both[0], jnp.float32), jnp.asarray(both[1], jnp.float32)
 
   def moved(self, angles: np.ndarray | jax.Array, moves: jax.Array) -> jax.Array:
     """(P, 1, Dh / 2), rows first -> (B, P, 1, Dh / 2): each example's places times its factors, plus its offsets."""
     factors, offsets = jnp.repeat(moves, len(self.frequencies), axis=2)[:, :, None, None].swapaxes(0, 1)
     return angles * factors + offsets * np.tile(self.frequencies, 2)
+
+
+def turned(x: jax.Array, cosines: jax.Array, sines: jax.Array) -> jax.Array:
+  """(..., Dh) -> the same, each pair (i, i + Dh / 2) turned by an angle: (..., Dh), the sines of its first negative."""
+  first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+  partners = jnp.concatenate([second, first], axis=-1)
+  return (x * cosines + partners * sines).astype(x.dtype)
 
 
 class EvaRotary(Rotary):
@@ -122,6 +132,7 @@ class MixedRotary(Rotary):
   """As 'mixed' in arXiv 2403.13298: learned frequencies of rows and columns for each pair of channels of each head."""
 
   attention_rules: ClassVar[ShardingRules] = ((r'waves', ('tensor', None)),)  # (2, H, Dh / 2)
+  turns_alike: ClassVar[bool] = False
   temperature: ClassVar[float] = 10.0
 
   def __init__(self, tokens: Tokens, *, rngs: nnx.Rngs):
