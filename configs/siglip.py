@@ -8,16 +8,17 @@ python -m vit_jax.main --config=configs/siglip.py:/path/to/clip,tfds:~/data/cc12
 
 Captions are the names of classes in objective.prompts; with `,captions` they are the images' own, and their recall is
 measured, of the last 1 % of the images where 'train' is the only split. `b16` (any size) is SigLIP's from scratch:
-batches of 32,768, images of 224 pixels, a text tower as large as the image tower, texts of 16 tokens of a vocabulary of
-32,000, b2 = 0.95 (section 4), t' = log 10 and b = -10 (section 3.2). big_vision publishes no config of it: rate,
-clipping and cosine are those of its siglip_lit_coco.py (whose decay is 0.01, and warm-up 3 %), the decay its CapPa's
-1e-4, here 1e-4 / 1e-3, since big_vision's is no share of the rate; its Adafactor is AdamW here. `b16,clip` is CLIP's
-ViT by its tables 19 and 20: softmax, 32 epochs of 400 million images, a causal text tower of width 512. A checkpoint
-with data behind the comma, a CLIP or a SigLIP, is fine-tuned whole by the loss that it was trained with, as in FLYP
-(arXiv 2212.00638); its zero-shot accuracy is measured before the first step.
+batches of 32,768, images of 224 pixels, a text tower as large as the image tower, b2 = 0.95 (section 4), t' = log 10
+and b = -10 (section 3.2); its texts of 16 tokens of a vocabulary of 32,000 are 64 bytes here. big_vision publishes no
+config of it: rate, clipping and cosine are those of its siglip_lit_coco.py (whose decay is 0.01, and warm-up 3 %), the
+decay its CapPa's 1e-4, here 1e-4 / 1e-3, since big_vision's is no share of the rate; its Adafactor is AdamW here.
+`b16,clip` is CLIP's ViT by its tables 19 and 20: softmax, 32 epochs of 400 million images, a causal text tower of width
+512. A checkpoint with data behind the comma, a CLIP or a SigLIP, is fine-tuned whole by the loss that it was trained
+with, as in FLYP (arXiv 2212.00638); its zero-shot accuracy is measured before the first step.
 
 `b16` and `clip` take bytes unless --config.objective.tokenizer names a folder with a tokenizer.json; then
---config.model.text_vocabulary is its number of tokens, and text_end of `clip` its end. Not measured here, but `digits`.
+--config.model.text_vocabulary is its number of tokens, text_length of `b16` 16, and text_end of `clip` its end. Not
+measured here, but `digits`.
 
 Target: v3-128
 """
@@ -52,7 +53,7 @@ def siglip(variant: str) -> c.Config:
   return c.Config(
     total='9000000000 examples',
     batch_size=32_768,
-    model=c.TwoTowersConfig(variant=variant, text_length=16, dtype='bfloat16'),
+    model=c.TwoTowersConfig(variant=variant, dtype='bfloat16'),
     data=c.DataConfig(source='tfds:imagenet2012', crop='resize', flip=False, prefetch=4),
     objective=c.ContrastiveObjective(),
     optimizer=c.OptimizerConfig(name='adam', b2=0.95, weight_decay=0.1, clip_norm=1.0),

@@ -14,6 +14,7 @@ from vit_jax import config as c
 from vit_jax.foundation.errors import UserError
 from vit_jax.objectives import contrastive
 from vit_jax.parallel import mesh as mesh_lib
+from vit_jax.pretrained import tokenizing
 from vit_jax.pretrained.captions import Captions
 from vit_jax.training.run import Dataset, Run, open_training
 
@@ -78,6 +79,26 @@ def test_the_loss_is_that_of_numpy_and_its_gradient_that_of_the_loss(loss):
     np.testing.assert_allclose(np.vdot(gradient, direction), slope, rtol=1e-5, atol=1e-7)
 
 
+# The float32 of ln 100, at which a fine-tuned CLIP often is, and somewhat less.
+@pytest.mark.parametrize('logarithm', [np.log(np.float32(100)), np.float32(4.5)])
+@pytest.mark.parametrize('belong_together', [False, True])
+def test_a_scale_at_its_cap_goes_down_again_where_the_loss_asks_for_it(logarithm, belong_together):
+  images, texts = features()
+  texts = texts[::-1]
+  if belong_together:  # and all are close to each other, so that a larger scale has much to gain
+    images = texts = (5 + images) / np.linalg.norm(5 + images, axis=1, keepdims=True)
+
+  def expected(by):
+    return reference(images, texts, np.exp(np.float64(logarithm) + by), 0, 'softmax')
+
+  slope = (expected(1e-5) - expected(-1e-5)) / 2e-5
+  assert (slope < 0) == belong_together
+  if belong_together and logarithm > 4.6:
+    slope = 0
+  found = jax.grad(lambda s: contrastive.softmax_loss(images, texts, jnp.exp(s)))(logarithm)
+  np.testing.assert_allclose(found, slope, rtol=1e-4)
+
+
 @pytest.mark.parametrize('loss', ['sigmoid', 'softmax'])
 def test_devices_change_neither_loss_nor_gradients(loss):
   arguments = *features(), np.float32(10), np.float32(-10)
@@ -136,8 +157,6 @@ def test_a_batch_has_a_text_of_the_class_of_each_image():
     seen.add(text.endswith('hand'))
   assert seen == {True, False}
   theirs = tokenizer(['the digit é'], padding='max_length', max_length=20, return_tensors='np')['input_ids']
-  from vit_jax.pretrained import tokenizing
-
   np.testing.assert_array_equal(tokenizing.byte_tokens(['the digit é'], 20), theirs)
 
 
@@ -170,3 +189,22 @@ def test_a_token_beyond_the_vocabulary_is_refused():
   config = dataclasses.replace(CONFIG, model=tiny.two_towers(patch=2, text_vocabulary=100))
   with pytest.raises(UserError, match='to the number of the tokens'):
     Run(config, Dataset(160, ('a', 'b'))).captions()
+
+
+def test_texts_of_classes_that_are_cut_to_the_same_are_refused():
+  """By a run, by an evaluator and by a classifier of their names; 'Crane' and 'crane' may be the same."""
+  prompts = ('a picture of the digit {}',)  # of which the model has eleven bytes
+  refused = pytest.raises(
+    UserError, match=r"texts 'a picture of the digit 0' and .* 1' have the same 12 tokens"
+  )
+  run, _ = open_training(dataclasses.replace(CONFIG, objective=c.ContrastiveObjective(prompts=prompts)))
+  with refused:
+    run.captions()
+  evaluators = {'test': c.ZeroShotEvaluatorConfig(prompts=prompts)}
+  run, _ = open_training(dataclasses.replace(CONFIG, evaluators=evaluators))
+  with refused:
+    run.open_evaluators()
+  texts = ['Crane', 'crane', 'crane', 'sea lion', 'sea-lion']
+  tokenizing.check_distinct(texts, np.array([[1], [1], [1], [2], [2]]))
+  with pytest.raises(UserError, match="'crane' and 'sea lion' have the same 1 tokens"):
+    tokenizing.check_distinct(['crane', 'sea lion'], np.ones((2, 1)))

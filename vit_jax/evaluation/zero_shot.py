@@ -44,7 +44,7 @@ class ZeroShotEvaluator(ClassificationEvaluator):
     """The arguments are those of `EvaluatorConfig.open`."""
     # Importing TFDS and OpenCV takes seconds, which `import vit_jax.config` need not.
     from vit_jax.data import sources
-    from vit_jax.pretrained import captions, zero_shot
+    from vit_jax.pretrained import captions, tokenizing, zero_shot
 
     model, texts, data = context.model, context.objective.texts, context.data
     if not isinstance(model, TextTowerOptions) or texts is None:
@@ -62,7 +62,9 @@ class ZeroShotEvaluator(ClassificationEvaluator):
         f'config.evaluators.{name}.prompts is (), and config.objective.prompts are of captions; give one of classes, '
         "such as 'a photo of a {}.'."
       )
-    self._numbers = captions.tokenizer(texts.tokenizer, model)(zero_shot.prompted(names, prompts))
+    of_classes = zero_shot.prompted(names, prompts)
+    self._numbers = captions.tokenizer(texts.tokenizer, model)(of_classes)
+    tokenizing.check_distinct(of_classes, self._numbers)
     tower = model.with_cosine_head()
     architecture = Architecture(tower, data.image_size, data.channels, len(names))
     graphdef, shapes = architecture.graph_and_shapes()

@@ -93,12 +93,26 @@ def softmax_loss(images: jax.Array, texts: jax.Array, scale: jax.Array) -> jax.A
 
   The scale counts as 100 where it is more (section 2.5).
   """
-  scale = jnp.minimum(scale, 100.0)
-  logits, right = scale * _dot(images, texts.T), jnp.arange(len(images))
+  logits, right = _capped(scale) * _dot(images, texts.T), jnp.arange(len(images))
   of_images, of_texts = (
     optax.softmax_cross_entropy_with_integer_labels(each, right).mean() for each in (logits, logits.T)
   )
   return (of_images + of_texts) / 2
+
+
+@jax.custom_vjp
+def _capped(scale: jax.Array) -> jax.Array:
+  """The smaller of the scale and 100, whose gradient still brings it down where it is there, or above by a rounding.
+
+  CLIP's code clips the parameter behind each step instead, which can go down again too.
+  """
+  return jnp.minimum(scale, 100.0)
+
+
+_capped.defvjp(
+  lambda scale: (_capped(scale), scale),
+  lambda scale, gradient: (jnp.where(scale < 100, gradient, jnp.maximum(gradient, 0)),),
+)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))

@@ -41,7 +41,7 @@ class Captions:
   def __init__(
     self, prompts: Sequence[str], tokenize: Tokenize, model: TextTowerOptions, class_names: Sequence[str]
   ):
-    """Raises UserError for a prompt with the names of classes where there are no classes."""
+    """Raises UserError for a prompt with the names of classes where there are none, or they are cut to the same."""
     of_classes = [prompt for prompt in prompts if _names_class(prompt)]
     if of_classes and not class_names:
       raise UserError(
@@ -50,10 +50,12 @@ class Captions:
       )
     self.length = model.text_length
     self._prompts, self._tokenize, self._names = prompts, tokenize, class_names
+    texts = prompted(class_names, prompts)
+    numbers = tokenize(texts)
+    if of_classes:
+      tokenizing.check_distinct(texts, numbers)
     # Of prompts with captions these are not used.
-    self._of_classes = tokenize(prompted(class_names, prompts)).reshape(
-      len(class_names), len(prompts), self.length
-    )
+    self._of_classes = numbers.reshape(len(class_names), len(prompts), self.length)
 
   def of(self, record: Record, rng: np.random.Generator) -> np.ndarray:
     """int32 (N,): the tokens of one of the prompts; UserError where it needs a caption or a class that there is not."""

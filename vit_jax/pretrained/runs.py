@@ -25,7 +25,7 @@ from vit_jax.models.capabilities import (
   with_learned_positions,
   with_position_resize,
 )
-from vit_jax.pretrained import adapter_base, captions, zero_shot
+from vit_jax.pretrained import adapter_base, captions, tokenizing, zero_shot
 from vit_jax.pretrained.base import Adapted, Format, Pretrained, ReadOptions
 from vit_jax.pretrained.config import Weights
 from vit_jax.pretrained.zero_shot import Texts
@@ -96,7 +96,9 @@ class RunFormat(Format):
     learned = _Stored(_restored(path, lambda meta: {})[-1]).config.objective.texts
     if learned is None or not isinstance(model, TextTowerOptions):
       return super().texts(path, texts, pretrained)
-    return zero_shot.of_network(pretrained, captions.tokenizer(learned.tokenizer, model)(texts))
+    numbers = captions.tokenizer(learned.tokenizer, model)(texts)
+    tokenizing.check_distinct(texts, numbers)
+    return zero_shot.of_network(pretrained, numbers)
 
   def unfit(self, pretrained: Pretrained) -> str | None:
     """None, although a config that no run can have is refused by `write`, in the config's own words."""

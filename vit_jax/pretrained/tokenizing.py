@@ -25,6 +25,22 @@ def byte_tokens(texts: Sequence[str], length: int) -> np.ndarray:
   return result
 
 
+def check_distinct(texts: Sequence[str], numbers: np.ndarray) -> None:
+  """Raises UserError where texts (K) of other letters or digits have the same tokens (K, N), as where they were cut."""
+  first: dict[bytes, str] = {}
+  for text, row in zip(texts, numbers, strict=True):
+    other = first.setdefault(row.tobytes(), text)
+    if _letters(other) != _letters(text):
+      raise UserError(
+        f'The texts {other!r} and {text!r} have the same {len(row)} tokens, and nothing would tell them apart; take '
+        'shorter texts, or train with a larger config.model.text_length.'
+      )
+
+
+def _letters(text: str) -> str:
+  return ''.join(filter(str.isalnum, text)).casefold()
+
+
 def of_folder(folder: pathlib.Path, length: int) -> Tokenize:
   """The tokenizer of a folder: each text gets its special tokens, is cut to `length`, or padded as the folder says.
 
