@@ -83,23 +83,35 @@ def test_splash_in_bfloat16_is_close_to_attention_in_float64():
     np.testing.assert_allclose(ours.astype(np.float32), expected, atol=0.03 * abs(expected).max())
 
 
-# Rows of 128 numbers that heads fill or do not, all heads at once or some, and more tokens than a row has numbers.
+# Rows of 128 numbers that heads fill or do not, all heads at once or some, and more tokens than a row has numbers;
+# nothing is turned by its place, all examples alike, or each in its own way.
 @pytest.mark.parametrize(
-  'tokens, heads, head_size, axes',
+  'tokens, heads, head_size, axes, turns_of',
   [
-    (130, 16, 80, {'data': 4, 'tensor': 2}),
-    (197, 4, 64, {'data': 2, 'fsdp': 2, 'tensor': 2}),
-    (5, 3, 16, {'data': 8}),
+    (130, 16, 80, {'data': 4, 'tensor': 2}, None),
+    (197, 4, 64, {'data': 2, 'fsdp': 2, 'tensor': 2}, (8,)),
+    (5, 3, 16, {'data': 8}, None),
+    (5, 3, 16, {'data': 8}, ()),
   ],
 )
-def test_the_kernel_of_short_sequences_equals_attention_in_float64(tokens, heads, head_size, axes):
+def test_the_kernel_of_short_sequences_equals_attention_in_float64(tokens, heads, head_size, axes, turns_of):
   sharding = _sharding(**axes)
   inputs = _random((8, tokens, heads, head_size))
   biases = jnp.asarray(np.random.default_rng(4).standard_normal((3, heads * head_size)), jnp.float32)
 
+  half, turns, angles = head_size // 2, (), np.zeros(1)
+  if turns_of is not None:
+    angles = np.random.default_rng(5).uniform(-3, 3, (*turns_of, tokens, 1, half))
+    both = [np.cos(angles)] * 2, [-np.sin(angles), np.sin(angles)]
+    turns = tuple(jnp.asarray(np.concatenate(waves, axis=-1), jnp.float32) for waves in both)
+
+  def turned(x, sign):
+    pairs = (np.float64(x[..., :half]) + 1j * np.float64(x[..., half:])) * np.exp(sign * 1j * angles)
+    return np.concatenate([pairs.real, pairs.imag], axis=-1)
+
   def run(query, key, value, grad):
     def attend(rows, biases):
-      return fused_attention.attend_rows(rows, biases, (), head_size, sharding, interpret=True)
+      return fused_attention.attend_rows(rows, biases, turns, head_size, sharding, interpret=True)
 
     *rows, grad = (x.reshape(8, tokens, -1) for x in (query, key, value, grad))
     out, backward = jax.vjp(attend, tuple(rows), biases)
@@ -109,7 +121,9 @@ def test_the_kernel_of_short_sequences_equals_attention_in_float64(tokens, heads
   with jax.default_matmul_precision('highest'):
     *found, dbiases = jax.jit(run)(*inputs)
   biased = [x + bias.reshape(heads, head_size) for x, bias in zip(inputs[:3], biases, strict=True)]
-  wanted = attention_in_float64(*biased, inputs[3])
+  query, key, value = biased
+  out, dq, dk, dv = attention_in_float64(turned(query, 1), turned(key, 1), value, inputs[3])
+  wanted = out, turned(dq, -1), turned(dk, -1), dv
   for ours, expected in zip(found, wanted, strict=True):
     np.testing.assert_allclose(ours, expected.reshape(ours.shape), atol=1e-5 * abs(expected).max())
   sums = np.stack([x.sum(axis=(0, 1)).reshape(-1) for x in wanted[1:]])
