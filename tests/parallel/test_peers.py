@@ -23,7 +23,8 @@ TRAINING = """
   def main():
     distributed.initialize()
     with peers.Peers(distributed.heartbeat_seconds()):
-      multihost_utils.process_allgather(np.ones(1))
+      # As many as a step gathers: one that is a gather ahead of another would send Gloo pieces of another size.
+      multihost_utils.process_allgather(np.ones(9))
       print('READY', flush=True)
       while True:
         {step}
