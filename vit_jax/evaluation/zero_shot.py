@@ -62,9 +62,8 @@ class ZeroShotEvaluator(ClassificationEvaluator):
         f'config.evaluators.{name}.prompts is (), and config.objective.prompts are of captions; give one of classes, '
         "such as 'a photo of a {}.'."
       )
-    of_classes = zero_shot.prompted(names, prompts)
-    self._numbers = captions.tokenizer(texts.tokenizer, model)(of_classes)
-    tokenizing.check_distinct(of_classes, self._numbers)
+    tokenize = captions.tokenizer(texts.tokenizer, model)
+    self._numbers = tokenizing.distinct(zero_shot.prompted(names, prompts), tokenize)
     tower = model.with_cosine_head()
     architecture = Architecture(tower, data.image_size, data.channels, len(names))
     graphdef, shapes = architecture.graph_and_shapes()

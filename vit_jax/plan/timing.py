@@ -55,9 +55,7 @@ class Estimate:
   """The time of a step."""
 
   compute: float = 0  # seconds by the compiler's cycles
-  kernels: float = (
-    0  # seconds of custom kernels, by their schedules (kernels.py) and the bytes that they move
-  )
+  kernels: float = 0  # seconds of custom kernels, by schedule (kernels.py), or to move their operands
   memory: float = 0  # seconds of operations without cycles, by the bytes that they read and write
   exposed: float = 0  # seconds in which the device waits for collectives
   copies: float = 0  # seconds in which it waits for asynchronous copies between memories

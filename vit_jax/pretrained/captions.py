@@ -50,24 +50,23 @@ class Captions:
       )
     self.length = model.text_length
     self._prompts, self._tokenize, self._names = prompts, tokenize, class_names
-    texts = prompted(class_names, prompts)
-    numbers = tokenize(texts)
-    if of_classes:
-      tokenizing.check_distinct(texts, numbers)
-    # Of prompts with captions these are not used.
-    self._of_classes = numbers.reshape(len(class_names), len(prompts), self.length)
+    # Of each prompt without a caption: int32 (K, N).
+    self._of_classes = {
+      prompt: tokenizing.distinct(prompted(class_names, [prompt]), tokenize)
+      for prompt in prompts
+      if CAPTION not in prompt
+    }
 
   def of(self, record: Record, rng: np.random.Generator) -> np.ndarray:
     """int32 (N,): the tokens of one of the prompts; UserError where it needs a caption or a class that there is not."""
-    number = int(rng.integers(len(self._prompts)))
-    prompt, label = self._prompts[number], int(record.label)
+    prompt, label = self._prompts[int(rng.integers(len(self._prompts)))], int(record.label)
     if _names_class(prompt):
       if label < 0:
         raise UserError(
           f'{record.name} has no class for the prompt {prompt!r}; leave that out of config.objective.prompts.'
         )
-      if CAPTION not in prompt:
-        return self._of_classes[label, number]
+      if prompt in self._of_classes:
+        return self._of_classes[prompt][label]
       (prompt,) = prompted([self._names[label]], [prompt])
     if record.captions is None:
       raise UserError(

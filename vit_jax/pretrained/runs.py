@@ -96,9 +96,8 @@ class RunFormat(Format):
     learned = _Stored(_restored(path, lambda meta: {})[-1]).config.objective.texts
     if learned is None or not isinstance(model, TextTowerOptions):
       return super().texts(path, texts, pretrained)
-    numbers = captions.tokenizer(learned.tokenizer, model)(texts)
-    tokenizing.check_distinct(texts, numbers)
-    return zero_shot.of_network(pretrained, numbers)
+    tokenize = captions.tokenizer(learned.tokenizer, model)
+    return zero_shot.of_network(pretrained, tokenizing.distinct(texts, tokenize))
 
   def unfit(self, pretrained: Pretrained) -> str | None:
     """None, although a config that no run can have is refused by `write`, in the config's own words."""

@@ -25,8 +25,9 @@ def byte_tokens(texts: Sequence[str], length: int) -> np.ndarray:
   return result
 
 
-def check_distinct(texts: Sequence[str], numbers: np.ndarray) -> None:
-  """Raises UserError where texts (K) of other letters or digits have the same tokens (K, N), as where they were cut."""
+def distinct(texts: Sequence[str], tokenize: Tokenize) -> np.ndarray:
+  """The tokens of texts of classes; UserError where other letters or digits have the same, as where they were cut."""
+  numbers = tokenize(texts)
   first: dict[bytes, str] = {}
   for text, row in zip(texts, numbers, strict=True):
     other = first.setdefault(row.tobytes(), text)
@@ -35,6 +36,7 @@ def check_distinct(texts: Sequence[str], numbers: np.ndarray) -> None:
         f'The texts {other!r} and {text!r} have the same {len(row)} tokens, and nothing would tell them apart; take '
         'shorter texts, or train with a larger config.model.text_length.'
       )
+  return numbers
 
 
 def _letters(text: str) -> str:

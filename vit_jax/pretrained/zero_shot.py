@@ -56,8 +56,7 @@ class Texts(NamedTuple):
 def read(files: TensorFiles, layout: TextLayout, texts: Sequence[str]) -> Texts:
   """The features of texts; UserError where there is no tokenizer or text tower, or texts are cut to the same."""
   folder = files.source if files.source.is_dir() else files.source.parent
-  ids = tokenizing.of_folder(folder, layout.length)(texts)
-  tokenizing.check_distinct(texts, ids)
+  ids = tokenizing.distinct(texts, tokenizing.of_folder(folder, layout.length))
   tower = _tower(files, layout)
   table, positions = files.read(layout.embedding), files.read(layout.positions)
   if ids.max(initial=0) >= len(table):
