@@ -39,12 +39,15 @@ WARMUP = 6  # batches at the beginning of a turn that are not timed: at least th
 
 
 def ours(files: list[str], size: int, batch_size: int, threads: int) -> Iterator:
+  import gc
+
   import jax
   import numpy as np
 
   from vit_jax.data.config import DataConfig
   from vit_jax.data.pipeline import TrainPipeline
   from vit_jax.data.sources.base import Record, Source
+  from vit_jax.foundation import foreign_files
 
   class Files(Source):
     class_names = ('photograph',)
@@ -54,12 +57,12 @@ def ours(files: list[str], size: int, batch_size: int, threads: int) -> Iterator
 
     def __getitem__(self, index: int) -> Record:
       path = files[index % len(files)]
-      with open(path, 'rb') as file:
-        return Record(file.read(), 0, path)
+      return Record(foreign_files.read_bytes(path, foreign_files.LARGEST_IMAGE), 0, path)
 
     def labels(self) -> np.ndarray:
       return np.zeros(RECORDS, np.int32)
 
+  gc.set_threshold(50_000)  # as in a command (vit_jax/__init__.py)
   data = DataConfig(image_size=(size, size), crop='inception', area=AREA, threads=threads)
   sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
   pipeline = TrainPipeline(Files(), data, batch_size=batch_size, seed=0, sharding=sharding)

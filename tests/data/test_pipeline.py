@@ -124,6 +124,19 @@ def test_images_are_those_of_indices(split_over):
     np.testing.assert_array_equal(image, source[int(index)].image)
 
 
+def test_batches_that_devices_share_with_the_pipeline_stay_as_they_were(split_over):
+  pipeline = train(
+    FakeSource(20, shape=(64, 64, 3)), split_over(2), data=DataConfig(image_size=(64, 64), crop='resize')
+  )
+  batches = [pipeline.batch(step) for step in (0, 1, 2)]
+  before = [np.array(batch['image'], copy=True) for batch in batches]
+  del batches[1]  # its memory is free for the next
+  for step in (3, 4):
+    pipeline.batch(step)
+  np.testing.assert_array_equal(batches[0]['image'], before[0])
+  np.testing.assert_array_equal(batches[1]['image'], before[2])
+
+
 def test_progressive_resizing_changes_only_the_size(split_over):
   """A batch has its step's image size, and the images that a run of that size has at that step."""
   source, largest = FakeSource(30, shape=(8, 16, 3)), DataConfig(image_size=(8, 16), crop='inception')

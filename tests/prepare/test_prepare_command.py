@@ -118,7 +118,10 @@ def test_killed_commands_go_on_to_the_same_bytes(photos, tmp_path):
   assert files(folder) == files(tmp_path / 'undisturbed/set')
   for path, when in done.items():
     assert path.stat().st_mtime_ns == when  # not written again
-  assert run(photos, folder, *flags)[:2] == (0, f'{folder} is complete; nothing is left to do.\n')
+  code, output, _ = run(photos, folder, *flags)
+  assert code == 0 and output.startswith(
+    f'{folder} is complete with train 20 images; nothing is left to do'
+  ), output
 
 
 @pytest.fixture
@@ -128,6 +131,18 @@ def few(tmp_path):
   (tmp_path / 'x/a/1.jpg').write_bytes(jpeg(np.zeros((8, 8, 3))))
   os.mkfifo(tmp_path / 'x/a/pipe.jpg')
   return tmp_path / 'x'
+
+
+def test_a_second_command_says_of_how_many_images_the_data_set_is_and_that_later_ones_are_not_in_it(
+  few, tmp_path
+):
+  flags = ('--bad_images=skip', '--workers=1')
+  assert run(few, tmp_path / 'set', *flags)[0] == 0
+  (few / 'a/2.jpg').write_bytes(jpeg(np.ones((8, 8, 3))))
+  code, output, _ = run(few, tmp_path / 'set', *flags)
+  assert code == 0 and 'complete with train 1 images' in output and f'{few} was not read again' in output, (
+    output
+  )
 
 
 @pytest.mark.slow

@@ -188,15 +188,15 @@ def test_progress_counts_every_image_once(pets, tmp_path):
 
 def test_other_settings_are_refused(pets, copy_of_pets, tmp_path):
   options = run.Options(WHOLE)
-  assert not run.is_complete(str(pets), str(tmp_path / 'set'), options)
+  assert not run.complete_records(str(pets), str(tmp_path / 'set'), options)
   run.prepare(str(pets), str(tmp_path / 'set'), options)
-  assert run.is_complete(str(pets), str(tmp_path / 'set'), options)
+  assert run.complete_records(str(pets), str(tmp_path / 'set'), options) == {'train': 54, 'val': 12}
   with pytest.raises(UserError, match=r'set was prepared with source .*pets, not with source .*pets; choose'):
-    run.is_complete(str(copy_of_pets), str(tmp_path / 'set'), options)
+    run.complete_records(str(copy_of_pets), str(tmp_path / 'set'), options)
   with pytest.raises(UserError, match='set was prepared without longest_side, not with longest_side 100'):
-    run.is_complete(str(pets), str(tmp_path / 'set'), run.Options(Shrinking(longest_side=100)))
+    run.complete_records(str(pets), str(tmp_path / 'set'), run.Options(Shrinking(longest_side=100)))
   with pytest.raises(UserError, match='set was prepared without image_column, not with image_column id'):
-    run.is_complete(str(pets), str(tmp_path / 'set'), run.Options(WHOLE, columns=Columns(image='id')))
+    run.complete_records(str(pets), str(tmp_path / 'set'), run.Options(WHOLE, columns=Columns(image='id')))
 
 
 def test_cut_tar_is_an_error_unless_bad_images_are_skipped(pets_tar, tmp_path):
@@ -228,7 +228,7 @@ def test_addresses_give_the_same_as_local_files(pets, pets_tar, tmp_path):
     for source in ('memory://bucket/pets', 'memory://bucket/pets.tar'):
       destination = f'memory://bucket/made/{source[-3:]}/set'
       prepared(source, destination)
-      assert run.is_complete(source, destination, run.Options(WHOLE, 1))
+      assert run.complete_records(source, destination, run.Options(WHOLE, 1))
       top = destination.removeprefix('memory:/') + '/'
       made = {path.removeprefix(top): memory.cat_file(path) for path in memory.find(destination)}
       assert made.keys() == expected.keys()
@@ -239,7 +239,7 @@ def test_addresses_give_the_same_as_local_files(pets, pets_tar, tmp_path):
 
 def test_unknown_kind_of_address_is_refused(tmp_path):
   with pytest.raises(UserError, match=r'nosuch://x/dataset_info.json cannot be reached'):
-    run.is_complete('nosuch://y', 'nosuch://x', run.Options(WHOLE))
+    run.complete_records('nosuch://y', 'nosuch://x', run.Options(WHOLE))
 
 
 @pytest.mark.parametrize(

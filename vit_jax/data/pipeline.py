@@ -38,6 +38,7 @@ _REPLACEMENTS = 10  # tried for an image that cannot be decoded
 # A record, and by name what a row of a batch has of it, its label apart.
 Example = tuple[Record, dict[str, np.ndarray]]
 _TASKS_PER_THREAD = 4  # per batch: enough to even out, few enough that small images stay cheap
+_ALIGNMENT = 64  # bytes, of arrays that XLA's CPU client takes as they are instead of copying them
 
 
 class _Pipeline(abc.ABC):
@@ -71,7 +72,7 @@ class _Pipeline(abc.ABC):
       labels = np.zeros(rows, np.int32)
     else:
       labels = np.full((rows, data.max_labels), -1, np.int32)
-    buffers = {'image': np.zeros((rows, *data.input_size, data.channels), np.uint8), 'label': labels}
+    buffers = {'image': _aligned_zeros((rows, *data.input_size, data.channels)), 'label': labels}
     if data.max_patches:
       buffers['grid'] = np.ones((rows, 2), np.int32)
     if data.label_weights:
@@ -198,7 +199,7 @@ class TrainPipeline(_Pipeline):
       buffers['text'] = np.zeros((len(self._rows.numbers), self._captions.length), np.int32)
     for crops in self._extra_crops:
       shape = (len(self._rows.numbers), crops.number, *crops.size, self._data.channels)
-      buffers[crops.name] = np.zeros(shape, np.uint8)
+      buffers[crops.name] = _aligned_zeros(shape)
     return buffers
 
   def _fill(self, buffers: dict[str, np.ndarray], step: int, rows: range) -> None:
@@ -332,6 +333,14 @@ class EvalPipeline(_Pipeline):
 def _arrays(image: Any) -> dict[str, np.ndarray]:
   """What a row of a batch has of an image; of one of any shape its column of patches and their grid."""
   return {'image': image.pixels, 'grid': image.grids} if isinstance(image, Patches) else {'image': image}
+
+
+def _aligned_zeros(shape: tuple[int, ...]) -> np.ndarray:
+  """uint8 zeros that a device of the processor shares, so that they must not be written into once it has them."""
+  size = math.prod(shape)
+  raw = np.zeros(size + _ALIGNMENT, np.uint8)
+  start = -raw.ctypes.data % _ALIGNMENT
+  return raw[start : start + size].reshape(shape)
 
 
 def _parts(sharding: jax.sharding.Sharding) -> int:

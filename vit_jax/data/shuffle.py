@@ -97,8 +97,12 @@ def _encrypted(number: Any, keys: Sequence[int], word: int) -> Any:
   mask = (1 << word) - 1
 
   def mixed(half: Any) -> Any:
-    by_1, by_2, by_8 = ((half << bits | half >> word - bits) & mask for bits in (1, 2, 8))
-    return by_1 & by_8 ^ by_2
+    by_1, by_2, by_8 = (
+      half << 1 | half >> word - 1,
+      half << 2 | half >> word - 2,
+      half << 8 | half >> word - 8,
+    )
+    return (by_1 & by_8 ^ by_2) & mask
 
   left, right = number >> word, number & mask
   for key in keys:

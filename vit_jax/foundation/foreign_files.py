@@ -20,11 +20,14 @@ def read_bytes(path: str | os.PathLike[str], at_most: int) -> bytes:
     state = os.fstat(descriptor)
     if not stat.S_ISREG(state.st_mode):
       raise OSError(errno.EINVAL, 'it is not a regular file', os.fspath(path))
-    with open(descriptor, 'rb', closefd=False) as file:
-      content = file.read(state.st_size + 1) if state.st_size <= at_most else b''
-      # It has grown since, or tells no size, as in /proc. Never asks for `at_most`, which would be allocated.
-      while state.st_size < len(content) <= at_most and (more := file.read(_PIECE)):
-        content += more
+    # In few calls, since behind each of them threads that decode images wait for Python's lock.
+    fits = state.st_size <= at_most
+    content = os.read(descriptor, state.st_size + 1) if fits else b''
+    # It came in parts, has grown since, or tells no size, as in /proc. `at_most` bytes are never asked for: they would
+    # be allocated.
+    while fits and len(content) != state.st_size and (more := os.read(descriptor, _PIECE)):
+      content += more
+      fits = len(content) <= at_most
     if max(state.st_size, len(content)) > at_most:
       raise OSError(errno.EFBIG, f'it has more than {at_most // 2**20} MiB', os.fspath(path))
     return content

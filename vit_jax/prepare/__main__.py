@@ -24,7 +24,7 @@ Examples:
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import tqdm
@@ -146,8 +146,11 @@ def main(arguments: Sequence[str]) -> None:
     selection=_selection(NAMED_SETS.get(name or '')),
     merge_copies=_DUPLICATES.value == 'merge',
   )
-  if run.is_complete(source, destination, options):
-    print(f'{destination} is complete; nothing is left to do.')
+  if records := run.complete_records(source, destination, options):
+    print(
+      f'{destination} is complete with {_splits(records)} images; nothing is left to do, and {source} was not read '
+      'again. If its images have changed since, prepare another folder, or remove this one.'
+    )
     return
   with tqdm.tqdm(desc='listing', unit='image', disable=not sys.stderr.isatty()) as bar:
 
@@ -205,18 +208,22 @@ def _counted(number: int, noun: str, plural: str = 's') -> str:
   return f'{number:,} {noun}{"" if number == 1 else plural}'
 
 
+def _splits(records: Mapping[str, int]) -> str:
+  return ', '.join(f'{split} {number:,}' for split, number in records.items())
+
+
 def _print(result: 'Result', destination: str, name: str | None) -> None:
   from vit_jax.data.sources.tfds_files import BAD_IMAGES, DUPLICATES
   from vit_jax.prepare import storage
 
-  splits = ', '.join(f'{split} {records:,}' for split, records in result.records.items())
   labels = ', several labels an image' if result.multi_label else ''
   labels += ' with weights' if result.weighted else ''
   classes, shards = _counted(result.classes, 'class', 'es'), _counted(result.shards, 'file')
   captions = _counted(result.captions, 'caption')
   of = ', '.join([classes] * bool(result.classes) + [captions] * bool(result.captions))
   print(
-    f'Wrote {destination}: {splits} images, {of}{labels}; {shards}, {result.record_bytes / 2**20:,.1f} MiB.'
+    f'Wrote {destination}: {_splits(result.records)} images, {of}{labels}; {shards}, '
+    f'{result.record_bytes / 2**20:,.1f} MiB.'
   )
   lists = label_options(result.longest if result.multi_label else None, result.weighted)
   if result.captions:

@@ -145,15 +145,20 @@ def _reports(jobs: Sequence[shards.Job]) -> dict[str, list[shards.Report]]:
   return reports
 
 
-def is_complete(source: str, destination: str, options: Options) -> bool:
-  """Whether the destination holds this source, prepared in this way; UserError where it holds another, or otherwise."""
-  if not storage.exists(storage.join(destination, tfds_files.INFO)):
-    return False
+def complete_records(source: str, destination: str, options: Options) -> dict[str, int] | None:
+  """split -> number of records, where the destination holds this source, prepared in this way; None: it is unfinished.
+
+  Raises UserError where it holds another source, or this one prepared otherwise.
+  """
+  info = storage.join(destination, tfds_files.INFO)
+  if not storage.exists(info):
+    return None
   before = _json_or_empty(storage.join(destination, tfds_files.METADATA))
   if difference := _difference(before, options.settings(source)):
     raise _prepared_differently(destination, *difference)
   storage.remove(storage.join(destination, _WORK))
-  return True
+  splits = storage.read_json(info)['splits']
+  return {split['name']: sum(map(int, split['shardLengths'])) for split in splits}
 
 
 def _claim(destination: str, work: str, settings: dict[str, Any]) -> None:

@@ -57,7 +57,7 @@ def prepare(
   shards, data_set = workdir / f'samples-{chosen}', str(workdir / DATA_SET)
   selection = Selection(class_names=class_names)
   options = run.Options(Shrinking(), workers=cpus.usable(), selection=selection)
-  if not run.is_complete(str(shards), data_set, options):
+  if not run.complete_records(str(shards), data_set, options):
     files.make_directories(shards)
     for shard, start in enumerate(range(0, len(numbers), _SHARD)):
       path = shards / f'train-{shard:06}.tar'
