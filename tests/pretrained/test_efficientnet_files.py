@@ -24,7 +24,7 @@ from vit_jax import config
 from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import Architecture
 from vit_jax.models.efficientnet_families import rounded_channels
-from vit_jax.pretrained import transformers_efficientnet
+from vit_jax.pretrained import average, transformers_efficientnet
 from vit_jax.pretrained.timm_efficientnet import TimmEfficientNetFormat
 from vit_jax.pretrained.transformers_efficientnet import EfficientNetFormat
 
@@ -153,6 +153,10 @@ def test_transformers_loads_what_we_write(folder, tmp_path):
   with torch.no_grad():
     assert torch.equal(peer(images).logits, cls.from_pretrained(folder)(images).logits)
   assert peer.config.id2label == dict(enumerate('abcde'))
+
+
+def test_a_mean_of_checkpoints_says_that_its_running_statistics_are_of_others(folder):
+  assert 'the mean of the running statistics' in average.of(read(folder), [read(folder)]).notes[-1]
 
 
 def test_model_without_head_is_read_and_written(tmp_path):

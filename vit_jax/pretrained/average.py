@@ -31,8 +31,12 @@ def of(first: Pretrained, others: Iterable[Pretrained]) -> Pretrained:
     for path, array in flat.items():
       arrays[path] += array
   params = pytrees.unflatten({path: (array / count).astype(np.float32) for path, array in arrays.items()})
-  note = f'The mean of {count} checkpoints; preprocessing and names of classes are those of the first.'
-  return dataclasses.replace(first, params=params, adapted=None, notes=(*first.notes, note))
+  notes = [f'The mean of {count} checkpoints; preprocessing and names of classes are those of the first.']
+  if any(path.endswith('/var') for path in arrays):
+    notes.append(
+      'Batch norms have the mean of the running statistics, which are not those of the mean parameters: evaluate it.'
+    )
+  return dataclasses.replace(first, params=params, adapted=None, notes=(*first.notes, *notes))
 
 
 def _function(pretrained: Pretrained) -> tuple[type[ModelConfig], dict[str, Any], Link]:
