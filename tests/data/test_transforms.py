@@ -109,6 +109,18 @@ def test_inception_crop_shows_its_box_also_from_a_jpeg_at_reduced_scale():
     assert np.sqrt(((reduced - expected) ** 2).mean()) < 1.5
 
 
+@pytest.mark.parametrize('channels', [1, 3])
+@pytest.mark.parametrize('how', ['bilinear', 'pillow_bicubic'])
+@pytest.mark.parametrize('crop', ['inception', 'random'])
+def test_image_written_to_a_row_of_a_batch_is_the_same_and_leaves_other_rows(channels, how, crop):
+  image = smooth(90, 120)[:, :, :channels]
+  data = DataConfig(image_size=(32, 40), channels=channels, interpolation=how, crop=crop)
+  batch = np.full((3, 32, 40, channels), 7, np.uint8)
+  batch[1] = train_image(image, 'x', data, rng(2), batch[1])
+  np.testing.assert_array_equal(batch[1], train_image(image, 'x', data, rng(2)))
+  assert (batch[[0, 2]] == 7).all()
+
+
 def test_random_crop_reaches_every_place_equally():
   image = np.arange(1, 65, dtype=np.uint8).reshape(8, 8)
   data = DataConfig(image_size=(8, 8), channels=1, crop='random', padding=2)

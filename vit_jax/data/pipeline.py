@@ -205,19 +205,22 @@ class TrainPipeline(_Pipeline):
   def _fill(self, buffers: dict[str, np.ndarray], step: int, rows: range) -> None:
     for row in rows:
       position = step * self._batch_size + self._rows.numbers[row]
-      record, arrays = self._example_at(position)
+      record, arrays = self._example_at(position, buffers['image'][row])
       self._set_labels(buffers, row, record)
       for name, array in arrays.items():
-        buffers[name][row] = array
+        buffers[name][row] = array  # nothing, where it is there already
 
-  def _example_at(self, position: int) -> Example:
-    """The record of an example and its arrays, images in their step's size; or those of what replaces it."""
+  def _example_at(self, position: int, out: np.ndarray) -> Example:
+    """The record of an example and its arrays, images in their step's size; or those of what replaces it.
+
+    Its image may be written to `out`.
+    """
     step = position // self._batch_size
     data = self._data_at(step)
     error = None
     for number in range(1 + _REPLACEMENTS):
       try:
-        return self._example(position + number * self._batch_size, data)
+        return self._example(position + number * self._batch_size, data, out)
       except BadImage as bad_image:
         error = bad_image
         self._count(bad_image, self.bad_images, step)
@@ -228,12 +231,12 @@ class TrainPipeline(_Pipeline):
     distinct = self._batch_size // self._data.repeats  # records per batch
     return self._shuffle[step * distinct + row % distinct]
 
-  def _example(self, position: int, data: DataConfig) -> Example:
+  def _example(self, position: int, data: DataConfig, out: np.ndarray) -> Example:
     record, rng = self._source[self._record_number(position)], self._rngs[position]
     image = record.image
     if self._extra_crops:  # decoded once for all
       image = Picture(image, data.channels, record.name).pixels()
-    arrays = _arrays(train_image(image, record.name, data, rng))
+    arrays = _arrays(train_image(image, record.name, data, rng, out))
     if self._captions:
       arrays['text'] = self._captions.of(record, rng)
     for crops in self._extra_crops:

@@ -20,7 +20,13 @@ _ASPECTS = (3 / 4, 4 / 3)  # width over height of the inception crop's box
 _ATTEMPTS = 100
 
 
-def train_image(image: bytes | np.ndarray, name: str, data: DataConfig, rng: np.random.Generator) -> Any:
+def train_image(
+  image: bytes | np.ndarray,
+  name: str,
+  data: DataConfig,
+  rng: np.random.Generator,
+  out: np.ndarray | None = None,
+) -> Any:
   """A training image, cropped as `data.crop` says and augmented.
 
   Args:
@@ -28,6 +34,7 @@ def train_image(image: bytes | np.ndarray, name: str, data: DataConfig, rng: np.
     name: what errors call the image.
     data: crop, area, resize, padding, image_size, channels, interpolation, augment.
     rng: the source of randomness.
+    out: memory of the result's shape that it may be written to, which saves a copy; None: there is none.
 
   Returns:
     uint8 (*data.image_size, data.channels); with data.max_patches its `Patches`.
@@ -37,7 +44,7 @@ def train_image(image: bytes | np.ndarray, name: str, data: DataConfig, rng: np.
   """
   picture = Picture(image, data.channels, name)
   if not data.max_patches:
-    return augmentation(data.augment)(_train_crop(picture, data, rng), rng)
+    return augmentation(data.augment)(_train_crop(picture, data, rng, out), rng)
   augmented = augmentation(data.augment)(_any_shape(picture, data, rng), rng)
   mirrored = data.flip and rng.random() < 0.5  # here, since a column of patches cannot be mirrored as a whole
   return patches_of(augmented[:, ::-1] if mirrored else augmented, data.patch, max(data.max_patches))
@@ -60,10 +67,12 @@ def extra_crops(
   return np.stack([augmented(crop, rng) for crop in crops])
 
 
-def _train_crop(picture: Picture, data: DataConfig, rng: np.random.Generator) -> np.ndarray:
+def _train_crop(
+  picture: Picture, data: DataConfig, rng: np.random.Generator, out: np.ndarray | None
+) -> np.ndarray:
   how = data.interpolation or 'bilinear'
   if data.crop == 'inception':
-    return _inception(picture, data.image_size, data.area, rng, how)
+    return _inception(picture, data.image_size, data.area, rng, how, out)
   if data.crop == 'random':
     size = (data.resize, data.resize) if data.resize else data.image_size
     image = resize(picture.pixels(size), size, interpolation=how)
@@ -91,6 +100,7 @@ def resize(
   size: tuple[int, int],
   box: Box | None = None,
   interpolation: Interpolation = 'bilinear',
+  out: np.ndarray | None = None,
 ) -> np.ndarray:
   """Resizes a training image: by default without antialiasing, half-pixel centres, like the original's tf.image.resize.
 
@@ -102,6 +112,7 @@ def resize(
     size: height, width.
     box: top, left, height, width of the part to resize, possibly in fractions of a pixel; None: all of it.
     interpolation: as `DataConfig.interpolation`.
+    out: memory for the result, as of `train_image`.
 
   Returns:
     uint8 (*size, C).
@@ -116,7 +127,7 @@ def resize(
   if image.shape[:2] == tuple(size):
     return image
   height, width = size
-  resized = cv2.resize(image, (width, height), interpolation=cv2.INTER_LINEAR)
+  resized = cv2.resize(image, (width, height), dst=out, interpolation=cv2.INTER_LINEAR)
   return resized.reshape(height, width, image.shape[2])
 
 
@@ -170,10 +181,11 @@ def _inception(
   area: tuple[float, float],
   rng: np.random.Generator,
   interpolation: Interpolation,
+  out: np.ndarray | None = None,
 ) -> np.ndarray:
   """A random box of the picture, squashed to `size` ('Going deeper with convolutions', section 6)."""
   pixels, box = picture.part(sample_box(picture.size, area, rng), at_least=size)
-  return resize(pixels, size, box, interpolation=interpolation)
+  return resize(pixels, size, box, interpolation, out)
 
 
 def random_window(
