@@ -54,11 +54,12 @@ THEIRS = {
 
 
 def make_base(name: str, folder: pathlib.Path):
-  if name == 'timm':
+  if name.startswith('timm'):
     timm = pytest.importorskip('timm', reason='needs timm, which needs torchvision', exc_type=ImportError)
     hub = pytest.importorskip('timm.models._hub')
     sizes = {'embed_dim': 32, 'depth': 2, 'num_heads': 4, 'patch_size': 8, 'img_size': 16, 'num_classes': 5}
-    model = peers.randomise(timm.create_model('vit_base_patch16_224', **sizes), 0)
+    architecture = name.partition(' ')[2] or 'vit_base_patch16_224'
+    model = peers.randomise(timm.create_model(architecture, **sizes), 0)
     hub.save_for_hf(model, folder, safe_serialization=True)
   else:
     model = peers.make_peer(name, image_size=16)
@@ -152,13 +153,25 @@ OURS = {
   'dora': ('registers', {'targets': 'attention/(query|out)/kernel|mlp/.*kernel', 'dora': True}),
   'fused': ('timm', {'targets': 'attention/(query|value)/kernel|dense_in/kernel'}),
   'fused dora': ('timm', {'targets': 'attention/(query|value)/kernel|patch_embedding', 'dora': True}),
+  'turned': ('timm vit_base_patch16_rope_224', {'targets': 'attention/(query|value)/kernel'}),
+  'turned dora': (
+    'timm vit_base_patch16_rope_224',
+    {'targets': 'attention/(key|value)/kernel', 'dora': True},
+  ),
+  'apart': ('timm eva02_base_patch14_224', {'targets': 'attention/(query|value)/kernel'}),
+  'past the module': ('timm beit_base_patch16_224', {'targets': 'attention/(query|value)/kernel'}),
+  # PEFT takes 'norm' for the end of any name, here of in_norm too.
+  'packed': (
+    'timm vit_base_patch16_xp_224',
+    {'targets': 'attention/(query|value)/kernel', 'trained': ('^head/',)},
+  ),
 }
 
 
 def with_adapter(base: pathlib.Path, **options) -> Pretrained:
   """The model of a folder with random adapters of ours."""
   read = formats.read(base)
-  adapter = AdapterConfig(rank=3, alpha=5.0, trained=('^head/', '^norm/'), **options)
+  adapter = AdapterConfig(**{'rank': 3, 'alpha': 5.0, 'trained': ('^head/', '^norm/')} | options)
   rng = np.random.default_rng(0)
   kernels = lora.targets(read.architecture.abstract(), adapter)
   params = pytrees.flatten(lora.initial(kernels, read.params, adapter, jax.random.key(0)))
@@ -180,13 +193,17 @@ def test_our_adapter_gives_our_logits_in_peft(name, tmp_path):
   base, options = OURS[name]
   peer = make_base(base, tmp_path / 'base')
   ours = with_adapter(tmp_path / 'base', **options)
-  (note,) = PeftFormat().write(ours, tmp_path / 'adapter')
+  note, *past = PeftFormat().write(ours, tmp_path / 'adapter')
+  assert bool(past) == (name == 'past the module')
   assert note.endswith(f'parameters, to be added to those of {tmp_path / "base"}.')
   images = peers.images_of((16, 16))
   mine = peers.run(peers.make_ours(ours), images)[-1]
   theirs = peft.PeftModel.from_pretrained(peer, tmp_path / 'adapter')
-  np.testing.assert_allclose(logits(theirs, images), mine, atol=1e-5, rtol=1e-5)
   theirs.save_pretrained(tmp_path / 'again')
+  if past:
+    assert np.abs(logits(theirs, images) - mine).max() > 1e-2
+    theirs = theirs.merge_and_unload()
+  np.testing.assert_allclose(logits(theirs, images), mine, atol=1e-5, rtol=1e-5)
   again = vit_jax.load(tmp_path / 'base', adapter=tmp_path / 'again')
   np.testing.assert_allclose(again(images), mine, atol=1e-5, rtol=1e-5)
   np.testing.assert_allclose(vit_jax.load(tmp_path / 'adapter')(images), mine, atol=1e-5, rtol=1e-5)

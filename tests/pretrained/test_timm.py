@@ -101,6 +101,21 @@ def test_read_and_written_again_it_is_the_same_model_to_the_bit(name, tmp_path):
       np.testing.assert_array_equal(ours[key], theirs[key], err_msg=key, strict=True)
 
 
+@pytest.mark.parametrize('size', [(24, 24), (24, 48)])
+@pytest.mark.parametrize(
+  'architecture',
+  ['vit_base_patch16_224', 'flexivit_small', 'vit_base_patch16_radio_v3', 'vit_so400m_patch16_radio_v4'],
+)
+def test_positions_of_another_size_are_those_of_timm(architecture, size, tmp_path):
+  sizes = SIZES | {'img_size': 32}
+  save(randomise(timm.create_model(architecture, **sizes), seed=0), tmp_path)
+  peer = timm.create_model(f'local-dir:{tmp_path}', pretrained=True, **sizes | {'img_size': size}).eval()
+  ours, images = vit_jax.load(tmp_path, image_size=size), np.random.default_rng(0).normal(size=(2, *size, 3))
+  with torch.no_grad():
+    expected = peer(to_torch(images.astype(np.float32)))
+  np.testing.assert_allclose(ours(images.astype(np.float32)), expected, atol=1e-4, rtol=0)
+
+
 def test_each_head_of_a_distilled_deit_is_that_of_timm(tmp_path):
   peer = make_peer('distilled')
   save(peer, tmp_path)

@@ -33,6 +33,7 @@ from vit_jax.foundation import pytrees
 from vit_jax.foundation.errors import UserError
 from vit_jax.models.parts import rotary
 from vit_jax.pretrained import tokenizing
+from vit_jax.pretrained.transformers_beit import BeitFormat
 from vit_jax.training import loop, preprocessing
 from vit_jax.training.initialization import read_initial
 from vit_jax.training.run import open_training
@@ -213,6 +214,26 @@ def test_tower_is_that_of_transformers_and_written_again(name, tmp_path):
   written = relative(output_of(load_whole(cls, tmp_path / 'ours'), name, images), expected)
   assert written < 1e-6
   print(f'{name} | {tower.cls} | {loaded:.1e} | {written:.1e}')
+
+
+@pytest.mark.parametrize('size', [(16, 32), (24, 24)])
+def test_absolute_positions_of_beit_are_resized_as_transformers_does(size, tmp_path):
+  peer = peer_of('beit absolute')
+  peer.save_pretrained(tmp_path)
+  images = np.random.default_rng(0).standard_normal((2, *size, 3)).astype(np.float32)
+  with torch.no_grad():
+    expected = peer(to_torch(images), interpolate_pos_encoding=True).pooler_output
+  assert relative(vit_jax.load(tmp_path, image_size=size).embeddings(images), expected) < 1e-5
+
+
+def test_tables_of_relative_positions_for_oblong_images_are_not_written_as_beit(tmp_path):
+  peer_of('beit').save_pretrained(tmp_path)
+  square = read(tmp_path)
+  oblong = dataclasses.replace(
+    square, architecture=dataclasses.replace(square.architecture, image_size=(16, 32))
+  )
+  assert BeitFormat().unfit(square) is None
+  assert 'oblong' in BeitFormat().unfit(oblong)
 
 
 @pytest.mark.parametrize('size', [(16, 32), (24, 24)])

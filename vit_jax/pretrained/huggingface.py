@@ -23,7 +23,16 @@ from vit_jax.pretrained import safetensors_files
 from vit_jax.pretrained.base import Format, Link, Pretrained, ReadOptions, UnknownModelError
 from vit_jax.pretrained.json_values import JsonObject, is_text
 from vit_jax.pretrained.safetensors_files import TensorFiles
-from vit_jax.pretrained.torch_names import Export, Layout, check, check_depth, expected, gather, scatter
+from vit_jax.pretrained.torch_names import (
+  Export,
+  Layout,
+  Rule,
+  check,
+  check_depth,
+  expected,
+  gather,
+  scatter,
+)
 
 CONFIG = 'config.json'
 MULTI_LABEL = 'multi_label_classification'  # the `problem_type` of a head trained with sigmoids
@@ -116,6 +125,11 @@ class FolderFormat(Format):
   def peek(self, path: pathlib.Path, options: ReadOptions) -> tuple[Architecture, Preprocess]:
     with self._opened(path, options) as (_, layout):
       return layout.architecture, layout.preprocess
+
+  def rules_of(self, path: pathlib.Path) -> tuple[Rule, ...]:
+    """Which tensors of a folder our parameters are; errors as of `read`."""
+    with self._opened(path, ReadOptions()) as (_, layout):
+      return layout.rules
 
   def unfit(self, pretrained: Pretrained) -> str | None:
     try:

@@ -25,13 +25,14 @@ from vit_jax.foundation.errors import UserError
 from vit_jax.foundation.hub import Address
 from vit_jax.models.base import ModelConfig
 from vit_jax.models.capabilities import with_learned_positions
-from vit_jax.pretrained import catalogue, formats, safetensors_files, torch_names
+from vit_jax.pretrained import catalogue, formats, safetensors_files, timm_names, torch_names
 from vit_jax.pretrained.adapt import adapt
 from vit_jax.pretrained.base import FORMATS, UNTOLD_OPTIONS, Adapted, Format, Link, Pretrained, ReadOptions
 from vit_jax.pretrained.config import InitConfig
 from vit_jax.pretrained.huggingface import FolderFormat, Unfit
 from vit_jax.pretrained.json_values import JsonObject, is_text
 from vit_jax.pretrained.safetensors_files import TensorFiles
+from vit_jax.pretrained.timm import TimmFormat
 from vit_jax.pretrained.torch_names import Rule
 
 CONFIG, FILE = 'adapter_config.json', 'adapter_model.safetensors'
@@ -47,6 +48,12 @@ _RENAMED = (
   (r'attention\.output\.dense$', 'attention.o_proj'),
   (r'intermediate\.dense$', 'mlp.fc1'),
   (r'\.output\.dense$', '.mlp.fc2'),
+)
+# Models of timm that have it (BEiT, EVA) multiply by the weights of `attn.qkv` without calling that module, and so
+# without the adapters that PEFT has put around it.
+_QUERY_BIAS = 'blocks.{}.attn.q_bias'
+_PASSED_BY = (
+  'timm computes this model past the modules that PEFT wraps: adapters count behind merge_and_unload().'
 )
 _KEPT = 'data2vec_vision.'  # the beginning of names that version 5 has left alone
 
@@ -96,7 +103,10 @@ class PeftFormat(Format):
     texts = {CONFIG: text, _OWN: json.dumps(own, indent=2) + '\n'}
     safetensors_files.write(pathlib.Path(destination), tensors, texts, FILE)
     count = sum(array.size for array in tensors.values())
-    return (f'The folder has {count:,} parameters, to be added to those of {pretrained.adapted.base}.',)
+    note = f'The folder has {count:,} parameters, to be added to those of {pretrained.adapted.base}.'
+    if 'attn.qkv' not in config['target_modules']:
+      return (note,)
+    return note, *(_PASSED_BY for rule in _rules(pretrained, pretrained.adapted) if rule.name == _QUERY_BIAS)
 
 
 def on_hub(adapted: Adapted) -> Address | None:
@@ -184,7 +194,9 @@ def _all_rules(pretrained: Pretrained, first: Format | None = None) -> Iterator[
   """Which tensors a model is in each kind of folder that can hold it, that of `first` before others."""
   for kind in (first, *(FORMATS[name]() for name in FORMATS.names())):
     if isinstance(kind, FolderFormat) and kind.unfit(pretrained) is None:
-      yield kind.export(pretrained).rules
+      yield (rules := kind.export(pretrained).rules)
+      if isinstance(kind, TimmFormat):
+        yield timm_names.split(rules)
 
 
 def _tensors(rules: tuple[Rule, ...], base: Pretrained) -> tuple[dict[str, np.ndarray], dict[str, str]]:
@@ -289,7 +301,7 @@ def _within(rules: tuple[Rule, ...], names: set[str]) -> list[Rule]:
 
 def _export(pretrained: Pretrained, adapted: Adapted) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
   """The tensors of a PEFT folder and its config; Unfit where a trained parameter, or an option, has no place in one."""
-  rules = next(_all_rules(pretrained, formats.format_of(formats.located(adapted.base))), ())
+  rules = _rules(pretrained, adapted)
   _check_options(pretrained.architecture.model, formats.architecture(adapted.base).model)
   by_kernel, whole = lora.by_kernel(adapted.params), pytrees.flatten(pretrained.params)
   own = {path for path in pytrees.flatten(adapted.params) if not path.endswith(lora.NAMES)}
@@ -303,8 +315,16 @@ def _export(pretrained: Pretrained, adapted: Adapted) -> tuple[dict[str, np.ndar
   for module in dict.fromkeys(modules[rule] for rule in modules if rule.path in by_kernel):
     parts = sorted((r for r in modules if r.name == f'{module}.weight'), key=lambda rule: rule.part)
     for block in range(pretrained.architecture.model.num_layers) if '{}' in module else (...,):
-      weights = [{n: np.asarray(v)[block] for n, v in by_kernel.get(part.path, {}).items()} for part in parts]
-      fused = _fused(weights, [whole[part.path][block] for part in parts], conv=parts[0].form == 'conv')
+      kernels = [whole[part.path][block] for part in parts]
+      weights = [
+        {
+          name: _in_their_order(part, kernel, name, np.asarray(array)[block])
+          for name, array in by_kernel.get(part.path, {}).items()
+        }
+        for part, kernel in zip(parts, kernels, strict=True)
+      ]
+      kernels = list(map(torch_names.in_their_order, parts, kernels))
+      fused = _fused(weights, kernels, conv=parts[0].form == 'conv')
       place = _renamed(module if block is ... else module.format(parts[0].first + block))
       tensors |= {f'{place}.{kind}': array for kind, array in fused.items()}
       ranks[_suffix(module)] = len(fused['lora_A.weight'])
@@ -327,6 +347,14 @@ def _export(pretrained: Pretrained, adapted: Adapted) -> tuple[dict[str, np.ndar
   }
 
 
+def _rules(pretrained: Pretrained, adapted: Adapted) -> tuple[Rule, ...]:
+  """Which tensors the model is in a folder of its base's kind; of timm's, by whichever of its names the base has."""
+  base = formats.located(adapted.base)
+  kind = formats.format_of(base)
+  own = {rule.path: rule for rule in kind.rules_of(base)} if isinstance(kind, TimmFormat) else {}
+  return tuple(own.get(rule.path, rule) for rule in next(_all_rules(pretrained, kind), ()))
+
+
 def _check_options(model: ModelConfig, base: ModelConfig) -> None:
   """Raises Unfit where a model computes otherwise than its base, which a folder of PEFT is computed as."""
   model, base = model.resolved(), with_learned_positions(base.resolved())
@@ -337,6 +365,14 @@ def _check_options(model: ModelConfig, base: ModelConfig) -> None:
     ours, theirs = getattr(model, name), getattr(base, name)
     if ours != theirs:
       raise Unfit(f'its model has {name} {ours!r}, and the base {theirs!r}')
+
+
+def _in_their_order(rule: Rule, kernel: np.ndarray, name: str, array: np.ndarray) -> np.ndarray:
+  """An adapter's B (rank, outputs) or magnitudes (outputs,) of a kernel (D, H, Dh), in the order of the file."""
+  if name == LORA_A:
+    return array
+  heads = array.reshape(*array.shape[:-1], -1, kernel.shape[-1])
+  return torch_names.in_their_order(rule, heads).reshape(array.shape)
 
 
 def _module(tensor: str) -> str:
@@ -354,10 +390,11 @@ def _fused(
   """The tensors of the adapter of a module, kind -> array, which fuses these kernels; not all of them have weights."""
   from scipy import linalg  # here: it takes a fifth of a second, and reading does not need it
 
-  outputs = next(own[LORA_B] for own in weights if own).shape[-1]
   a = np.concatenate([own[LORA_A].T for own in weights if own])
-  b = linalg.block_diag(*(own[LORA_B].T if own else np.zeros((outputs, 0)) for own in weights))
-  lengths = [np.linalg.norm(kernel.reshape(-1, outputs), axis=0) for kernel in kernels]
+  matrices = [kernel.reshape(a.shape[1], -1) for kernel in kernels]
+  blocks = zip(weights, matrices, strict=True)
+  b = linalg.block_diag(*(own[LORA_B].T if own else np.zeros((matrix.shape[1], 0)) for own, matrix in blocks))
+  lengths = [np.linalg.norm(matrix, axis=0) for matrix in matrices]
   magnitude = np.concatenate(
     [own.get(MAGNITUDE, length) for own, length in zip(weights, lengths, strict=True)]
   )

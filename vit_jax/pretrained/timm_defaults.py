@@ -49,8 +49,8 @@ _MEAN = r'vit_.*_dinov3(_qkvb)?|vit_pe_(lang|spatial)_.*'
 # How positions are resized for images of other sizes.
 _RESIZE: PositionResize = 'bicubic_antialias'
 _RESIZES: tuple[tuple[str, PositionResize], ...] = (
-  (r'naflexvit_(base|huge)_patch16_radio_v3', 'linear'),
-  (r'naflexvit_.*_radio_v\d|naflexvit_.*_parfac_gap', 'bilinear'),
+  (r'(naflex)?vit_(base|huge)_patch16_radio_v3', 'linear'),
+  (r'(naflex)?vit_.*_radio_v\d|flexivit_.*|naflexvit_.*_parfac_gap', 'bilinear'),
   (r'naflexvit_.*_siglip', 'bilinear_antialias'),
 )
 # timm's names of what vit_jax does not compute, and why.

@@ -5,7 +5,7 @@
 
 import dataclasses
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from vit_jax.models.base import Grid
 from vit_jax.models.vit_config import ViTConfig
@@ -182,6 +182,18 @@ def _projections(naming: Naming, ours: str, name: Callable[[str], str]) -> list[
       bias = dataclasses.replace(bias, name=name(f'attn.{which[0]}_bias'), part=(0, 1))
     found += [kernel, bias]
   return found
+
+
+def split(rules: Iterable[Rule]) -> tuple[Rule, ...]:
+  """The same of a model whose queries, keys and values have a tensor each, as those of some EVA-02 have."""
+  return tuple(
+    dataclasses.replace(
+      rule, name=rule.name.replace('attn.qkv', f'attn.{"qkv"[rule.part[0]]}_proj'), part=(0, 1)
+    )
+    if '.attn.qkv.' in rule.name
+    else rule
+    for rule in rules
+  )
 
 
 def _packed_projections(model: ViTConfig, naming: Naming, ours: str) -> list[Rule]:

@@ -319,12 +319,18 @@ def _to_ours(rule: Rule, tensor: np.ndarray, shape: tuple[int, ...]) -> np.ndarr
   return np.concatenate([array[..., ::2], array[..., 1::2]], axis=-1) if rule.interleaved else array
 
 
+def in_their_order(rule: Rule, array: np.ndarray) -> np.ndarray:
+  """An array whose last axis is the channels of a head, (..., Dh), with these in the order of their file."""
+  if not rule.interleaved:
+    return array
+  return np.stack(np.split(array, 2, axis=-1), axis=-1).reshape(array.shape)
+
+
 def _to_torch(rule: Rule, array: np.ndarray) -> np.ndarray:
   if rule.form == 'conv':
     return array.transpose(3, 2, 0, 1)
   if rule.form == 'conv_1x1':
     return array.T[:, :, None, None]
   shape = _form_shape(rule, array.shape)
-  if rule.interleaved:
-    array = np.stack(np.split(array, 2, axis=-1), axis=-1).reshape(array.shape)
+  array = in_their_order(rule, array)
   return array.reshape(shape[::-1]).T if rule.form in ('into', 'out') else array.reshape(shape)

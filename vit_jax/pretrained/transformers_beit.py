@@ -5,11 +5,12 @@ from typing import Any
 
 from vit_jax.models.base import Architecture, Grid
 from vit_jax.models.vit_config import ViTConfig
-from vit_jax.pretrained.base import UnknownModelError
+from vit_jax.pretrained.base import Pretrained, UnknownModelError
+from vit_jax.pretrained.huggingface import Unfit
 from vit_jax.pretrained.json_values import JsonObject
 from vit_jax.pretrained.safetensors_files import TensorFiles
 from vit_jax.pretrained.timm_names import relative
-from vit_jax.pretrained.torch_names import Derived, Rule, norm
+from vit_jax.pretrained.torch_names import Derived, Export, Rule, norm
 from vit_jax.pretrained.transformers import TransformersFormat
 from vit_jax.pretrained.transformers_family import HALF, TOKENS, UNUSED, Family
 from vit_jax.pretrained.transformers_vit import BLOCK
@@ -43,6 +44,14 @@ class BeitFormat(TransformersFormat):
     'data2vec-vision': dataclasses.replace(_BEIT, stem='Data2VecVision', prefix='data2vec_vision.'),
   }
 
+  def export(self, pretrained: Pretrained) -> Export:
+    height, width = pretrained.architecture.image_size
+    if getattr(pretrained.architecture.model, 'position', '') == 'relative' and height != width:
+      raise Unfit(
+        f'its tables of relative positions mix up rows and columns of oblong images ({height} x {width})'
+      )
+    return super().export(pretrained)
+
   def options(self, values: JsonObject, head: str | None, files: TensorFiles | None) -> dict[str, Any]:
     relative_too = values.flag('use_relative_position_bias', False)
     shared = values.flag('use_shared_relative_position_bias', False)
@@ -51,7 +60,7 @@ class BeitFormat(TransformersFormat):
       raise UnknownModelError('it has positions of several kinds')
     mean = values.flag('use_mean_pooling', True)
     pooled = files is None or any(name.endswith('pooler.layernorm.weight') for name in files.shapes)
-    return {
+    return ({'position_resize': 'bicubic'} if added else {}) | {
       'pool': 'gap_patches' if mean else 'token',
       'class_token': True,
       'final_norm': 'tokens' if not mean else 'pooled' if pooled else 'none',

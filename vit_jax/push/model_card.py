@@ -87,13 +87,14 @@ def _loading(place: Address | str, library: str, task: str) -> str:
 
 def _loading_adapter(place: Address | str, base: Address, classes: int) -> str:
   """Python that loads an adapter's base by its library, and the adapter by PEFT."""
-  text = 'from peft import PeftModel\n'
+  text, merged = 'from peft import PeftModel\n', ''
   if _library(formats.located(str(base))) == 'timm':
     text = f'import timm\n{text}\nbase = timm.create_model({_of_timm(base)!r}, pretrained=True, num_classes={classes})'
+    merged = '.merge_and_unload()'  # without which adapters do not count in those of timm's models that have a q_bias
   else:
     call = f'from_pretrained({_of_transformers(base)}, num_labels={classes}, ignore_mismatched_sizes=True)'
     text += f'from transformers import AutoModelForImageClassification as Base\n\nbase = Base.{call}'
-  return f'{text}\nmodel = PeftModel.from_pretrained(base, {_of_transformers(place)}).eval()'
+  return f'{text}\nmodel = PeftModel.from_pretrained(base, {_of_transformers(place)}){merged}.eval()'
 
 
 def _of_timm(place: Address | str) -> str:
