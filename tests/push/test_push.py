@@ -23,7 +23,7 @@ from vit_jax.config import (
 )
 from vit_jax.foundation.errors import UserError
 from vit_jax.foundation.hub import Address
-from vit_jax.pretrained import bucket_output, hub_files, peft
+from vit_jax.pretrained import bucket_output, hub_files, peft_export
 from vit_jax.pretrained.base import Adapted
 from vit_jax.pretrained.runs import Trained
 from vit_jax.push import model_card
@@ -257,7 +257,7 @@ def test_an_adapter_is_pushed_alone_and_its_card_loads_it_with_its_base(golden, 
 
 def test_an_adapter_whose_base_nobody_else_has_is_not_pushed_alone():
   def on_hub(base):
-    return peft.on_hub(Adapted(AdapterConfig(rank=2), {}, base))
+    return peft_export.on_hub(Adapted(AdapterConfig(rank=2), {}, base))
 
   assert on_hub('hf:me/base@v1') == Address('me/base', 'v1')
   assert [on_hub('me/base'), on_hub('vit_a.b')] == [Address('me/base'), Address('timm/vit_a.b')]

@@ -2,12 +2,14 @@
 
 import dataclasses
 import math
+import os
+import shutil
 
 import pytest
 import tiny
 
 from vit_jax import config as c
-from vit_jax.foundation.errors import NotFinite
+from vit_jax.foundation.errors import NotFinite, UserError
 from vit_jax.training import preprocessing, results
 from vit_jax.training.resume import claim
 from vit_jax.transfer import lines
@@ -26,6 +28,23 @@ def test_run_that_has_ended_is_not_done_again(tmp_path):
   known = results.train(CONFIG, tmp_path, keep=True)
   assert known._replace(metrics={}) == results.Result({}, 1e9, 2.0, 8, 'TPU v3', ['a note'])
   assert known.metrics['test/accuracy'] == 0.5 and math.isnan(known.metrics['test/loss'])
+
+
+def test_results_of_what_a_checkpoint_held_before_are_not_put_beside_new_ones(golden, tmp_path):
+  file = tmp_path / 'model.npz'
+  shutil.copy(golden / 'b_vit_gap.released.npz', file)
+  config = dataclasses.replace(CONFIG, init=c.InitConfig(checkpoint=str(file)))
+  with claim(config, tmp_path / 'run', begun=False, takeover=False):
+    pass
+  result = results.Result({}, 1e9, 2.0, 8, 'TPU v3', [], begun_from=results.contents(config))
+  results.write(result, tmp_path / 'run')
+  os.utime(file)  # the same again
+  assert results.read(config, tmp_path / 'run') == result
+  shutil.copy(golden / 'c_vit_token_rep32.released.npz', file)
+  with pytest.raises(UserError, match=r'began from .*model\.npz, which holds something else now'):
+    results.read(config, tmp_path / 'run')
+  file.unlink()
+  assert results.read(config, tmp_path / 'run') == result
 
 
 def test_rate_is_chosen_by_accuracy_then_by_loss_and_a_loss_that_is_no_number_loses():

@@ -32,7 +32,7 @@ class Job:
   needed: frozenset[pathlib.Path] = frozenset()  # workdirs of the jobs that end before this one begins
 
   def result(self) -> Result | None:
-    """How the run has ended; None if it has not; UserError where a run of another config is in the folder."""
+    """How the run has ended; None if it has not; UserError as of `results.read`."""
     if not results.has_ended(self.folder):
       return None
     return results.read(preprocessing.resolved(self.config, self.folder), self.folder)
@@ -73,7 +73,8 @@ def in_turn(
 ) -> list[Result]:
   """Does all jobs that have not ended, each on all devices of this process; how each ended, now or before.
 
-  Raises UserError where a run of another config is in the folder of a job; or as `execute`.
+  Raises UserError where a run of another config is in the folder of a job, or one that began from what a checkpoint
+  does not hold any more; or as `execute`.
   """
   done = _ended_before(jobs, 1, say)
   for job in jobs:
@@ -82,6 +83,8 @@ def in_turn(
       done[job.title] = execute(job)
       say(_ends(job, done[job.title]))
       say(progress(jobs, done, 1))
+  for job in jobs:
+    job.result()  # all began from what is there now
   return [done[job.title] for job in jobs]
 
 

@@ -6,6 +6,8 @@ gets its name, and the directory, which holds the name, is synced afterwards.
 
 import contextlib
 import errno
+import functools
+import hashlib
 import itertools
 import json
 import math
@@ -167,6 +169,24 @@ def fsync_directory(path: Path) -> None:
       raise
   finally:
     os.close(descriptor)
+
+
+def digest(paths: Iterable[Path]) -> str:
+  """A digest of the names and the contents of some files."""
+  found = [(os.path.basename(path), _digest(os.fspath(path), *_state(path))) for path in paths]
+  return hashlib.sha256(json.dumps(found).encode()).hexdigest()[:32]
+
+
+def _state(path: Path) -> tuple[int, int, int]:
+  state = os.stat(path)
+  return state.st_size, state.st_mtime_ns, state.st_ctime_ns
+
+
+@functools.lru_cache(maxsize=1024)
+def _digest(path: str, *state: int) -> str:
+  """Of a file's content; a file of one state is read once."""
+  with open(path, 'rb') as file:
+    return hashlib.file_digest(file, 'sha256').hexdigest()
 
 
 def as_json(value: Any) -> Any:

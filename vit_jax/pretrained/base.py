@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from vit_jax.adapters.lora import AdapterConfig
 from vit_jax.data.preprocess import Preprocess
-from vit_jax.foundation import pytrees
+from vit_jax.foundation import files, pytrees
 from vit_jax.foundation.errors import UserError
 from vit_jax.foundation.registry import Registry
 from vit_jax.models.base import Architecture, ModelConfig
@@ -129,6 +129,11 @@ class Format(abc.ABC):
     Raises:
       UserError: it is damaged, or of a model that we do not have.
     """
+
+  def contents(self, path: pathlib.Path) -> str:
+    """A digest of what `read` takes now, so that two results can be told to be of one checkpoint or of two."""
+    found = [path] if path.is_file() else sorted(file for file in path.iterdir() if file.is_file())
+    return files.digest(found)
 
   def peek(self, path: pathlib.Path, options: ReadOptions) -> tuple[Architecture, Preprocess]:
     """The network of a checkpoint and how its images are prepared, without its numbers if possible; raises as read."""

@@ -78,6 +78,12 @@ def preprocess(source: str | os.PathLike[str], *, image_size: tuple[int, int]) -
   return format_of(path).peek(path, ReadOptions(image_size))[1]
 
 
+def contents(source: str | os.PathLike[str]) -> str:
+  """A digest of what a checkpoint holds now, of a run of the step that is read; raises as `read`."""
+  path = located(source)
+  return format_of(path).contents(path)
+
+
 def format_of(path: pathlib.Path) -> Format:
   """The format that reads a path; UserError where none does."""
   if not path.is_dir():

@@ -11,8 +11,7 @@ import math
 import os
 import pathlib
 import re
-from collections.abc import Iterator, Sequence
-from typing import Any, get_args
+from typing import get_args
 
 import numpy as np
 
@@ -23,39 +22,20 @@ from vit_jax.data.preprocess import Preprocess
 from vit_jax.foundation import hub, pytrees
 from vit_jax.foundation.errors import UserError
 from vit_jax.foundation.hub import Address
-from vit_jax.models.base import ModelConfig
-from vit_jax.models.capabilities import with_learned_positions
-from vit_jax.pretrained import catalogue, formats, safetensors_files, timm_names, torch_names
+from vit_jax.pretrained import formats, safetensors_files, torch_names
 from vit_jax.pretrained.adapt import adapt
-from vit_jax.pretrained.base import FORMATS, UNTOLD_OPTIONS, Adapted, Format, Link, Pretrained, ReadOptions
+from vit_jax.pretrained.base import Format, Link, Pretrained, ReadOptions
 from vit_jax.pretrained.config import InitConfig
-from vit_jax.pretrained.huggingface import FolderFormat, Unfit
+from vit_jax.pretrained.huggingface import Unfit
 from vit_jax.pretrained.json_values import JsonObject, is_text
+from vit_jax.pretrained.peft_export import export
+from vit_jax.pretrained.peft_names import KINDS, PREFIX, all_rules, same
 from vit_jax.pretrained.safetensors_files import TensorFiles
-from vit_jax.pretrained.timm import TimmFormat
 from vit_jax.pretrained.torch_names import Rule
 
 CONFIG, FILE = 'adapter_config.json', 'adapter_model.safetensors'
 _OWN = 'vit_jax.json'  # what PEFT has no place for
-_PREFIX = 'base_model.model.'
 _Adapters = dict[str, dict[str, str]]  # module -> our name of a tensor -> its name in the file
-_KINDS = {'lora_A.weight': LORA_A, 'lora_B.weight': LORA_B, 'lora_magnitude_vector': MAGNITUDE}
-# Names of modules in transformers 4, and what version 5 calls them: its files keep the old ones, PEFT's do not. Those
-# that are written are new.
-_RENAMED = (
-  (r'^(vit|deit|beit|ijepa)\.encoder\.layer\.', r'\1.layers.'),
-  (r'attention\.attention\.(q|k|v)(uery|ey|alue)$', r'attention.\1_proj'),
-  (r'attention\.output\.dense$', 'attention.o_proj'),
-  (r'intermediate\.dense$', 'mlp.fc1'),
-  (r'\.output\.dense$', '.mlp.fc2'),
-)
-# Models of timm that have it (BEiT, EVA) multiply by the weights of `attn.qkv` without calling that module, and so
-# without the adapters that PEFT has put around it.
-_QUERY_BIAS = 'blocks.{}.attn.q_bias'
-_PASSED_BY = (
-  'timm computes this model past the modules that PEFT wraps: adapters count behind merge_and_unload().'
-)
-_KEPT = 'data2vec_vision.'  # the beginning of names that version 5 has left alone
 
 
 class PeftFormat(Format):
@@ -82,7 +62,7 @@ class PeftFormat(Format):
     if pretrained.adapted is None:
       return 'it holds adapters, and this model has none (config.adapter trains them)'
     try:
-      _export(pretrained, pretrained.adapted)
+      export(pretrained, pretrained.adapted)
     except Unfit as error:
       return str(error)
     return None
@@ -92,7 +72,7 @@ class PeftFormat(Format):
   ) -> tuple[str, ...]:
     if (why := self.unfit(pretrained)) is not None or pretrained.adapted is None:
       raise self.refusal(why or '')
-    tensors, config = _export(pretrained, pretrained.adapted)
+    tensors, config, notes = export(pretrained, pretrained.adapted)
     text = json.dumps(config, indent=2, sort_keys=True) + '\n'
     own = {
       'image_size': pretrained.architecture.image_size,
@@ -103,19 +83,7 @@ class PeftFormat(Format):
     texts = {CONFIG: text, _OWN: json.dumps(own, indent=2) + '\n'}
     safetensors_files.write(pathlib.Path(destination), tensors, texts, FILE)
     count = sum(array.size for array in tensors.values())
-    note = f'The folder has {count:,} parameters, to be added to those of {pretrained.adapted.base}.'
-    if 'attn.qkv' not in config['target_modules']:
-      return (note,)
-    return note, *(_PASSED_BY for rule in _rules(pretrained, pretrained.adapted) if rule.name == _QUERY_BIAS)
-
-
-def on_hub(adapted: Adapted) -> Address | None:
-  """The repository of the Hub that is the base of an adapter; None: it is elsewhere, or a file in a repository."""
-  base = adapted.base
-  found = hub.address_of(base)
-  if found is None and not catalogue.is_name(base) and not os.path.isabs(base):
-    found = hub.guessed(base)
-  return found if found and found.file is None else None
+    return f'The folder has {count:,} parameters, to be added to those of {pretrained.adapted.base}.', *notes
 
 
 def applied(base: Pretrained, folder: str | os.PathLike[str]) -> Pretrained:
@@ -134,7 +102,7 @@ def applied(base: Pretrained, folder: str | os.PathLike[str]) -> Pretrained:
   with TensorFiles(folder / FILE) as files:
     adapters, others = _named(files)
     wanted = {*(f'{module}.weight' for module in adapters), *others}
-    for rules in _all_rules(_with_any_head(base)):
+    for rules in all_rules(_with_any_head(base)):
       tensors, names = _tensors(rules, base)
       if wanted <= names.keys():
         for module, own in adapters.items():
@@ -190,49 +158,27 @@ def _with_any_head(pretrained: Pretrained) -> Pretrained:
   return dataclasses.replace(pretrained, architecture=architecture, params=pytrees.unflatten(params))
 
 
-def _all_rules(pretrained: Pretrained, first: Format | None = None) -> Iterator[tuple[Rule, ...]]:
-  """Which tensors a model is in each kind of folder that can hold it, that of `first` before others."""
-  for kind in (first, *(FORMATS[name]() for name in FORMATS.names())):
-    if isinstance(kind, FolderFormat) and kind.unfit(pretrained) is None:
-      yield (rules := kind.export(pretrained).rules)
-      if isinstance(kind, TimmFormat):
-        yield timm_names.split(rules)
-
-
 def _tensors(rules: tuple[Rule, ...], base: Pretrained) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-  """A model's tensors in a kind of folder; and by the one name that `_same` gives, and without its first part (as a
+  """A model's tensors in a kind of folder; and by the one name that `same` gives, and without its first part (as a
   model without a head calls it), the names there.
   """
   tensors = torch_names.scatter(rules, pytrees.flatten(_with_any_head(base).params))
-  names = {_same(name): name for name in tensors}
+  names = {same(name): name for name in tensors}
   return tensors, {short.partition('.')[2]: name for short, name in names.items()} | names
 
 
-def _renamed(module: str) -> str:
-  """The name of a module as transformers 5 has it."""
-  for pattern, name in () if module.startswith(_KEPT) else _RENAMED:
-    module = re.sub(pattern, name, module)
-  return module
-
-
-def _same(tensor: str) -> str:
-  """One name for all that transformers has for a tensor, that of a module and 'weight' or 'bias'."""
-  module, _, kind = tensor.rpartition('.')
-  return f'{_renamed(module.removeprefix(_KEPT))}.{kind}'.replace('encoder.layer.', 'layers.')
-
-
 def _named(files: TensorFiles) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
-  """Module -> kind of ours -> the name of an adapter's tensor; and the names of those saved whole, by `_same`."""
+  """Module -> kind of ours -> the name of an adapter's tensor; and the names of those saved whole, by `same`."""
   adapters: dict[str, dict[str, str]] = {}
   others: dict[str, str] = {}
   for full in files.shapes:
-    name = full.removeprefix(_PREFIX)
-    kind = next((kind for kind in _KINDS if name.endswith('.' + kind)), None)
+    name = full.removeprefix(PREFIX)
+    kind = next((kind for kind in KINDS if name.endswith('.' + kind)), None)
     if kind is None:
-      others[_same(name)] = full
+      others[same(name)] = full
     else:
-      module = _same(name.removesuffix(kind) + 'weight').removesuffix('.weight')
-      adapters.setdefault(module, {})[_KINDS[kind]] = full
+      module = same(name.removesuffix(kind) + 'weight').removesuffix('.weight')
+      adapters.setdefault(module, {})[KINDS[kind]] = full
   return adapters, others
 
 
@@ -241,7 +187,7 @@ def _alpha(config: JsonObject, own: dict[str, str]) -> float:
 
   The name is that of the file, for which the patterns were written.
   """
-  module = own[LORA_B].removeprefix(_PREFIX).removesuffix('.lora_B.weight')
+  module = own[LORA_B].removeprefix(PREFIX).removesuffix('.lora_B.weight')
   patterns = config.raw('alpha_pattern')
   for pattern, alpha in patterns.items() if isinstance(patterns, dict) else ():
     if re.match(rf'(.*\.)?({pattern})$', module):
@@ -297,112 +243,3 @@ def _within(rules: tuple[Rule, ...], names: set[str]) -> list[Rule]:
   """The rules whose tensors are among `names`."""
   patterns = {rule: re.escape(rule.name).replace(r'\{\}', r'\d+') for rule in rules}
   return [rule for rule in rules if any(re.fullmatch(patterns[rule], name) for name in names)]
-
-
-def _export(pretrained: Pretrained, adapted: Adapted) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-  """The tensors of a PEFT folder and its config; Unfit where a trained parameter, or an option, has no place in one."""
-  rules = _rules(pretrained, adapted)
-  _check_options(pretrained.architecture.model, formats.architecture(adapted.base).model)
-  by_kernel, whole = lora.by_kernel(adapted.params), pytrees.flatten(pretrained.params)
-  own = {path for path in pytrees.flatten(adapted.params) if not path.endswith(lora.NAMES)}
-  modules = {rule: _module(rule.name) for rule in rules if rule.name.endswith(('.weight', '.bias'))}
-  if homeless := sorted((own | by_kernel.keys()) - {rule.path for rule in modules}):
-    raise Unfit(f'it has no place for {homeless[0]}')
-  saved = {module for rule, module in modules.items() if rule.path in own}
-  tensors = torch_names.scatter([rule for rule, module in modules.items() if module in saved], whole)
-  tensors = {f'{_renamed(_module(name))}.{name.rpartition(".")[2]}': array for name, array in tensors.items()}
-  ranks: dict[str, int] = {}
-  for module in dict.fromkeys(modules[rule] for rule in modules if rule.path in by_kernel):
-    parts = sorted((r for r in modules if r.name == f'{module}.weight'), key=lambda rule: rule.part)
-    for block in range(pretrained.architecture.model.num_layers) if '{}' in module else (...,):
-      kernels = [whole[part.path][block] for part in parts]
-      weights = [
-        {
-          name: _in_their_order(part, kernel, name, np.asarray(array)[block])
-          for name, array in by_kernel.get(part.path, {}).items()
-        }
-        for part, kernel in zip(parts, kernels, strict=True)
-      ]
-      kernels = list(map(torch_names.in_their_order, parts, kernels))
-      fused = _fused(weights, kernels, conv=parts[0].form == 'conv')
-      place = _renamed(module if block is ... else module.format(parts[0].first + block))
-      tensors |= {f'{place}.{kind}': array for kind, array in fused.items()}
-      ranks[_suffix(module)] = len(fused['lora_A.weight'])
-  adapter, base, names = adapted.adapter, on_hub(adapted), sorted(map(_suffix, saved))
-  patterns = {re.escape(suffix): rank for suffix, rank in ranks.items() if rank != adapter.rank}
-  return {_PREFIX + name: array for name, array in tensors.items()}, {
-    'peft_type': 'LORA',
-    'base_model_name_or_path': base.repository if base else adapted.base,
-    'revision': base and base.revision,
-    'r': adapter.rank,
-    'lora_alpha': adapter.alpha,
-    'lora_dropout': adapter.dropout,
-    'use_dora': adapter.dora,
-    'target_modules': list(ranks),
-    'modules_to_save': names or None,
-    'rank_pattern': patterns,
-    'alpha_pattern': {pattern: adapter.scale * rank for pattern, rank in patterns.items()},
-    'bias': 'none',
-    'inference_mode': True,
-  }
-
-
-def _rules(pretrained: Pretrained, adapted: Adapted) -> tuple[Rule, ...]:
-  """Which tensors the model is in a folder of its base's kind; of timm's, by whichever of its names the base has."""
-  base = formats.located(adapted.base)
-  kind = formats.format_of(base)
-  own = {rule.path: rule for rule in kind.rules_of(base)} if isinstance(kind, TimmFormat) else {}
-  return tuple(own.get(rule.path, rule) for rule in next(_all_rules(pretrained, kind), ()))
-
-
-def _check_options(model: ModelConfig, base: ModelConfig) -> None:
-  """Raises Unfit where a model computes otherwise than its base, which a folder of PEFT is computed as."""
-  model, base = model.resolved(), with_learned_positions(base.resolved())
-  if type(model) is not type(base):
-    return  # a tower of the base, or its network by itself
-  told_by_shapes = {'class_token'}
-  for name in {field.name for field in dataclasses.fields(model)} - UNTOLD_OPTIONS - told_by_shapes:
-    ours, theirs = getattr(model, name), getattr(base, name)
-    if ours != theirs:
-      raise Unfit(f'its model has {name} {ours!r}, and the base {theirs!r}')
-
-
-def _in_their_order(rule: Rule, kernel: np.ndarray, name: str, array: np.ndarray) -> np.ndarray:
-  """An adapter's B (rank, outputs) or magnitudes (outputs,) of a kernel (D, H, Dh), in the order of the file."""
-  if name == LORA_A:
-    return array
-  heads = array.reshape(*array.shape[:-1], -1, kernel.shape[-1])
-  return torch_names.in_their_order(rule, heads).reshape(array.shape)
-
-
-def _module(tensor: str) -> str:
-  return tensor.rpartition('.')[0]
-
-
-def _suffix(module: str) -> str:
-  """What the names of a module end with in all blocks."""
-  return _renamed(module.format(0)).rpartition('.0.')[2]
-
-
-def _fused(
-  weights: Sequence[lora.Params], kernels: Sequence[np.ndarray], *, conv: bool
-) -> dict[str, np.ndarray]:
-  """The tensors of the adapter of a module, kind -> array, which fuses these kernels; not all of them have weights."""
-  from scipy import linalg  # here: it takes a fifth of a second, and reading does not need it
-
-  a = np.concatenate([own[LORA_A].T for own in weights if own])
-  matrices = [kernel.reshape(a.shape[1], -1) for kernel in kernels]
-  blocks = zip(weights, matrices, strict=True)
-  b = linalg.block_diag(*(own[LORA_B].T if own else np.zeros((matrix.shape[1], 0)) for own, matrix in blocks))
-  lengths = [np.linalg.norm(matrix, axis=0) for matrix in matrices]
-  magnitude = np.concatenate(
-    [own.get(MAGNITUDE, length) for own, length in zip(weights, lengths, strict=True)]
-  )
-  if conv:
-    height, width, channels, _ = kernels[0].shape
-    a = a.reshape(-1, height, width, channels).transpose(0, 3, 1, 2)
-    b, magnitude = b[:, :, None, None], magnitude[None, :, None, None]
-  fused = dict(zip(_KINDS, (np.asarray(array, np.float32) for array in (a, b, magnitude)), strict=True))
-  return (
-    fused if any(MAGNITUDE in own for own in weights) else {kind: fused[kind] for kind in list(fused)[:2]}
-  )

@@ -16,7 +16,7 @@ from vit_jax.checkpoint.config import CheckpointConfig
 from vit_jax.config import Config
 from vit_jax.data.preprocess import Preprocess
 from vit_jax.evaluation import base as evaluation
-from vit_jax.foundation import pytrees
+from vit_jax.foundation import files, pytrees
 from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import MODELS, Architecture
 from vit_jax.models.capabilities import (
@@ -85,6 +85,12 @@ class RunFormat(Format):
       link=run.config.objective.link,
       adapted=adapted,
     )
+
+  def contents(self, path: pathlib.Path) -> str:
+    """Of the step that `read` takes: its meta has the checksums of all arrays."""
+    step, _, _ = _restored(path, lambda meta: {})
+    places = (path, path / str(step), path / 'checkpoints' / str(step))
+    return files.digest(sorted(next(p for p in places if (p / 'meta').is_dir()).joinpath('meta').iterdir()))
 
   def peek(self, path: pathlib.Path, options: ReadOptions) -> tuple[Architecture, Preprocess]:
     meta = _restored(path, lambda meta: {})[-1]

@@ -45,7 +45,7 @@ def main(arguments: Sequence[str]) -> None:
   if address.file if address else '://' in destination:
     raise UserError(f'{destination} is neither a repository nor a folder; write hf:org/name, or a path.')
   from vit_jax.parallel import distributed
-  from vit_jax.pretrained import formats, hub_files, peft, runs
+  from vit_jax.pretrained import formats, hub_files, peft_export, runs
   from vit_jax.pretrained.base import FORMATS
   from vit_jax.push import model_card
 
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str]) -> None:
   with tempfile.TemporaryDirectory(prefix='vit_jax_push_') as scratch:
     folder = pathlib.Path(scratch, 'model')
     pretrained = formats.read(source, weights=_WEIGHTS.value)
-    base = pretrained.adapted and peft.on_hub(pretrained.adapted)
+    base = pretrained.adapted and peft_export.on_hub(pretrained.adapted)
     kind = _FORMAT.value or ('peft' if base else 'hf')
     if kind == 'peft' and pretrained.adapted and not base:
       raise UserError(

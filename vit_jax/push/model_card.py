@@ -16,7 +16,7 @@ from vit_jax.evaluation.base import EMA_SUFFIX, format_metric
 from vit_jax.foundation import files, hub, markdown
 from vit_jax.foundation.errors import UserError
 from vit_jax.foundation.hub import Address
-from vit_jax.pretrained import catalogue, formats, peft
+from vit_jax.pretrained import catalogue, formats, peft, peft_export
 from vit_jax.pretrained.base import Pretrained
 from vit_jax.pretrained.runs import Trained
 from vit_jax.training.metrics import read_metrics
@@ -50,7 +50,7 @@ def write(
   text = f'{described}; {pretrained.num_parameters:,} parameters, {height} × {width} pixels.'
   if names:
     text += f' {len(names):,} classes: {", ".join(names[:_NAMED])}{", …" if len(names) > _NAMED else ""}.'
-  if library == 'peft' and pretrained.adapted and (base := peft.on_hub(pretrained.adapted)):
+  if library == 'peft' and pretrained.adapted and (base := peft_export.on_hub(pretrained.adapted)):
     theirs = _loading_adapter(place, base, pretrained.architecture.num_classes)
   else:
     theirs = _loading(place, library, task)

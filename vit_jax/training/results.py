@@ -14,6 +14,7 @@ import jax
 from vit_jax.config import Config
 from vit_jax.foundation import files
 from vit_jax.foundation.errors import NotFinite, UserError
+from vit_jax.pretrained import formats
 from vit_jax.training import loop, preprocessing
 from vit_jax.training.metrics import read_metrics, training_seconds
 from vit_jax.training.resume import claim
@@ -22,7 +23,7 @@ from vit_jax.training.workdir import Workdir, open_workdir
 
 _log = logging.getLogger(__name__)
 
-_FILE = 'result.json'
+_FILE, _BEGUN_FROM = 'result.json', 'begun_from.txt'
 
 
 class Result(NamedTuple):
@@ -35,6 +36,9 @@ class Result(NamedTuple):
   device: str  # what JAX calls them
   notes: list[str]  # what a reader of the result should know
   images: int = 0  # of the training data; 0: of a probe, or not known
+  begun_from: str = (
+    ''  # digest of what config.init.checkpoint held when the run began; '': none, or not known
+  )
 
 
 def train(config: Config, place: Workdir | pathlib.Path, *, keep: bool, may_diverge: bool = False) -> Result:
@@ -49,6 +53,7 @@ def train(config: Config, place: Workdir | pathlib.Path, *, keep: bool, may_dive
   if known is not None:
     return known
   with open_workdir(place) as workdir:
+    begun_from = _begun_from(config, folder)
     diverged = False
     with output_in_log(folder):
       try:
@@ -69,6 +74,7 @@ def train(config: Config, place: Workdir | pathlib.Path, *, keep: bool, may_dive
     run, _ = open_training(config)
     flops = run.training_flops(int(last.get('step', 0)))
     result = of(metrics, flops, training_seconds(lines), images=run.dataset.examples)
+    result = result._replace(begun_from=begun_from)
     workdir.check()
     write(result, folder)
     if not keep and jax.process_index() == 0:
@@ -84,7 +90,7 @@ def of(metrics: dict[str, float], flops: float, seconds: float, images: int = 0)
 def read(config: Config, workdir: pathlib.Path) -> Result | None:
   """The result of the run that has ended in `workdir`; None if none has, or it is damaged: it is moved aside.
 
-  Raises UserError where its config is another one.
+  Raises UserError where its config is another one, or the checkpoint that it began from holds something else now.
   """
   path = workdir / _FILE
   if not path.exists():
@@ -99,8 +105,34 @@ def read(config: Config, workdir: pathlib.Path) -> Result | None:
     aside = files.move_aside(path) if jax.process_index() == 0 else f'{path}.damaged'
     _log.warning('%s is damaged (%s); it was moved to %s, and the run is done again.', path, error, aside)
     return None
+  now = result.begun_from
+  with contextlib.suppress(UserError):  # what it began from need not be there any more
+    now = contents(config)
+  if result.begun_from not in ('', now):
+    raise UserError(
+      f'{workdir} began from {config.init.checkpoint}, which holds something else now, so that one table would have '
+      'results of both; restore what was there, or begin a new --workdir.'
+    )
   metrics = {name: math.nan if value is None else value for name, value in result.metrics.items()}
   return result._replace(metrics=metrics)
+
+
+def contents(config: Config) -> str:
+  """A digest of what config.init.checkpoint holds now; '' where there is none. UserError: it is not there."""
+  return formats.contents(config.init.checkpoint) if config.init.checkpoint else ''
+
+
+def _begun_from(config: Config, folder: pathlib.Path) -> str:
+  """What `contents` was when the run began, which a file in its workdir keeps; '' of one that lacks it."""
+  path = folder / _BEGUN_FROM
+  if not path.exists() and not (folder / 'checkpoints').exists():
+    now = contents(config)
+    if jax.process_index() == 0:
+      files.write_text(path, now)
+    return now
+  with contextlib.suppress(OSError, ValueError):
+    return path.read_text(encoding='utf-8')
+  return ''
 
 
 def has_ended(workdir: pathlib.Path) -> bool:

@@ -26,6 +26,7 @@ def probe(config: Config, workdir: pathlib.Path) -> results.Result:
       if note:
         print(note)
     evaluators = run.open_evaluators()
+    begun_from = results.contents(config)
     arrays, text = read_initial(config, run.architecture, ())
     if text:
       print(text)
@@ -36,6 +37,7 @@ def probe(config: Config, workdir: pathlib.Path) -> results.Result:
   probes = cast(list[FewShotEvaluator], list(evaluators.values()))
   images = max(evaluator.images for evaluator in probes)  # evaluators share the features
   result = results.of(metrics, float(images * run.architecture.forward_flops()), seconds)
+  result = result._replace(begun_from=begun_from)
   if probes[0].too_few:
     result.notes.append(_too_few_text(probes[0].too_few))
   results.write(result, workdir)
