@@ -54,6 +54,22 @@ def test_command_writes_the_tables_as_utf_8_whatever_the_locale_and_the_curves(t
     assert picture.width >= 1000
 
 
+def test_recalls_are_results_and_images_are_not_told_of_a_run_that_may_have_had_other_batches(tmp_path):
+  workdir = write(tmp_path / 'one', RUN, {5: 0.5})
+  recalls = {'step': 5, 'test/image_to_text_recall_at_1': 0.25, 'test/text_to_image_recall_at_10': 0.75}
+  with (workdir / 'metrics.jsonl').open('a') as file:
+    file.write(json.dumps(recalls) + '\n')
+
+  def rows():
+    lines = comparison.report(comparison.read_runs([workdir])).splitlines()
+    return {cells[1].strip(): cells[2].strip() for line in lines if len(cells := line.split('|')) > 2}
+
+  recall = 'test/image_to_text_recall_at_1'
+  assert (rows()[recall], rows()['images'], rows()['test/accuracy']) == ('25.00%', '80', '50.00%')
+  (workdir / 'takeover.json').write_text((workdir / 'config.json').read_text())
+  assert rows()['images'] == ''
+
+
 def test_seeds_of_a_config_have_a_mean(tmp_path):
   wide = dataclasses.replace(RUN, model=c.ViTConfig(width=1536))
   runs = [(wide, 1, 0.25), (RUN, 0, 0.5), (wide, 0, 0.75)]

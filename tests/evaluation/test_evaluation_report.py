@@ -1,14 +1,18 @@
 """The files of an evaluation: their numbers, and pictures for any number of classes."""
 
 import json
+import re
 
 import numpy as np
 import pytest
+import tiny
 from PIL import Image
 from scipy import stats
 
+from vit_jax import config as c
 from vit_jax.evaluation import classification_metrics, report
 from vit_jax.evaluation.classification_metrics import Examples
+from vit_jax.training import loop
 
 
 def examples(classes: int, count: int = 200) -> Examples:
@@ -59,6 +63,30 @@ def test_pictures_of_any_number_of_classes_are_whole(tmp_path, classes):
     # Nothing is cut off: the margin is white.
     margin = np.concatenate([pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1]])
     assert (margin == 255).all(), picture
+
+
+def test_a_run_without_pictures_still_has_its_table_and_tells_the_memory_of_its_ema(tmp_path, capsys):
+  loop.train(
+    c.Config(
+      total='1 steps',
+      batch_size=16,
+      ema=0.9,
+      model=tiny.options(depth=1, width=256, mlp_dim=4096),
+      data=c.DataConfig(source='digits', image_size=(8, 8), channels=1),
+      evaluators={'test': c.ClassificationEvaluatorConfig(batch_size=90)},
+      optimizer=c.OptimizerConfig(name='adam'),
+      tensorboard=c.TensorBoardConfig(pictures=False),
+    ),
+    tmp_path,
+  )
+  found = sorted(path.name for path in (tmp_path / 'report').iterdir() if path.name.startswith('test'))
+  assert found == ['test.json', 'test_ema.json']
+  assert json.loads((tmp_path / 'report/test.json').read_text())['images'] == 360
+  memory = re.search(
+    r'(\d+) MiB parameters, (\d+) MiB optimizer state, (\d+) MiB EMA', capsys.readouterr().out
+  )
+  params, moments, ema = map(int, memory.groups())
+  assert params == ema > 8 and abs(moments - 2 * params) <= 1
 
 
 def test_examples_with_lists_of_classes_have_metrics_only(tmp_path):

@@ -368,3 +368,6 @@ def test_a_cross_validation_holds_out_another_fold_in_each_run_and_counts_all_im
   results[second] = results[second]._replace(images=251)
   with pytest.raises(UserError, match=r'seed_0 is a fold of 300 images and .*seed_1 one of 301'):
     table.write(study, results, tmp_path)
+  (name, variant), *_ = study.variants.items()  # of the rest of each fold only a part is trained on
+  part = dataclasses.replace(variant, options={**variant.options, 'data.max_per_class': 20})
+  table.write(dataclasses.replace(study, variants={name: part}), results, tmp_path)

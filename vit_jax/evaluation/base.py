@@ -31,6 +31,13 @@ Limited = Callable[[Iterable[Batch]], Iterable[Batch]]
 EMA_SUFFIX = '_ema'  # of an evaluator's name, in the metrics of the parameters' EMA
 
 
+class Report(NamedTuple):
+  """Where an evaluation is written down, class by class."""
+
+  folder: pathlib.Path
+  pictures: bool = True  # whether there are pictures beside the tables
+
+
 class MetricKind(NamedTuple):
   """How the metrics of one name are read."""
 
@@ -72,7 +79,7 @@ class Evaluator(abc.ABC):
     self,
     models: Mapping[str, Params],
     shared: dict[Any, Any],
-    report_folder: pathlib.Path | None = None,
+    report: Report | None = None,
     limited: Limited = iter,
   ) -> dict[str, float]:
     """The metrics of one or more sets of parameters, in one pass over the data.
@@ -82,7 +89,7 @@ class Evaluator(abc.ABC):
     Args:
       models: suffix -> parameters, with the model's state: '' and, where the run has one, EMA_SUFFIX for the EMA.
       shared: results that evaluators of the same parameters share, such as features; empty at first.
-      report_folder: where process 0 writes tables and pictures; None: nothing is written.
+      report: where process 0 writes tables and pictures; None: nothing is written.
       limited: passes batches on, and ends a run that trains where one is not ready in time (`Watchdog.limited`).
 
     Returns:

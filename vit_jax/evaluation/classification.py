@@ -1,7 +1,6 @@
 """The evaluator of a model's own head: accuracy, loss and their kin on one split."""
 
 import dataclasses
-import pathlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
@@ -17,7 +16,15 @@ from vit_jax.data.config import DataConfig
 from vit_jax.data.on_device import Batch
 from vit_jax.data.sources.base import Source
 from vit_jax.evaluation import base, classification_metrics, ranking
-from vit_jax.evaluation.base import EvaluationContext, Evaluator, EvaluatorConfig, Limited, MetricKind, Params
+from vit_jax.evaluation.base import (
+  EvaluationContext,
+  Evaluator,
+  EvaluatorConfig,
+  Limited,
+  MetricKind,
+  Params,
+  Report,
+)
 from vit_jax.evaluation.classification_metrics import Examples
 from vit_jax.foundation import class_matching
 from vit_jax.foundation.errors import UserError
@@ -132,7 +139,7 @@ class ClassificationEvaluator(Evaluator):
     self,
     models: Mapping[str, Params],
     shared: dict[Any, Any],
-    report_folder: pathlib.Path | None = None,
+    report: Report | None = None,
     limited: Limited = iter,
   ) -> dict[str, float]:
     scores: dict[str, float] = {}
@@ -140,10 +147,10 @@ class ClassificationEvaluator(Evaluator):
       name = f'{self._name}{suffix}'
       values = classification_metrics.summarise(examples)
       scores |= {f'{name}/{metric}': value for metric, value in values.items()}
-      if report_folder is not None and jax.process_index() == 0:
-        from vit_jax.evaluation import report
+      if report is not None and jax.process_index() == 0:
+        from vit_jax.evaluation.report import save
 
-        report.save(report_folder, name, examples, self._class_names)
+        save(report.folder, name, examples, self._class_names, pictures=report.pictures)
     return scores
 
 

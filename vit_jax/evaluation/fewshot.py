@@ -7,7 +7,6 @@ training split and have none in common; the test split is only predicted, once, 
 import dataclasses
 import hashlib
 import logging
-import pathlib
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -20,7 +19,15 @@ from vit_jax.data.sources import subset
 from vit_jax.data.sources.base import ListsOfClassesError
 from vit_jax.evaluation import base
 from vit_jax.evaluation import features as features_lib
-from vit_jax.evaluation.base import EvaluationContext, Evaluator, EvaluatorConfig, Limited, MetricKind, Params
+from vit_jax.evaluation.base import (
+  EvaluationContext,
+  Evaluator,
+  EvaluatorConfig,
+  Limited,
+  MetricKind,
+  Params,
+  Report,
+)
 from vit_jax.evaluation.features import Features
 from vit_jax.evaluation.probes import GRIDS, PROBES
 from vit_jax.foundation.errors import UserError
@@ -211,7 +218,7 @@ class FewShotEvaluator(Evaluator):
     self,
     models: Mapping[str, Params],
     shared: dict[Any, Any],
-    report_folder: pathlib.Path | None = None,
+    report: Report | None = None,
     limited: Limited = iter,
   ) -> dict[str, float]:
     """{'<evaluator>_5shot/accuracy': mean over the draws, '…/deviation': of one draw (n - 1)}."""

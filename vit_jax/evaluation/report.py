@@ -28,6 +28,8 @@ def save(
   examples: Examples,
   class_names: Sequence[str],
   facts: Mapping[str, Any] | None = None,
+  *,
+  pictures: bool = True,
 ) -> None:
   """Writes <name>_confusion.png and <name>_classes.png, where each example has one class, and then <name>.json.
 
@@ -40,9 +42,9 @@ def save(
   matrix = None
   if single and examples.num_classes <= _LARGEST:
     matrix = classification_metrics.confusion(examples)
-  if matrix is not None:
+  if pictures and matrix is not None:
     _confusion_figure(name, matrix, names).savefig(folder / f'{name}_confusion.png', dpi=100)
-  if single:
+  if pictures and single:
     _classes_figure(name, examples, names).savefig(folder / f'{name}_classes.png', dpi=100)
   files.write_json(folder / f'{name}.json', {**(facts or {}), **_contents(examples, names, matrix)})
 

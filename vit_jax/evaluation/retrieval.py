@@ -7,7 +7,6 @@ import concurrent.futures
 import dataclasses
 import functools
 import math
-import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
@@ -17,7 +16,15 @@ import numpy as np
 from flax import nnx
 
 from vit_jax.evaluation import features as features_lib
-from vit_jax.evaluation.base import EvaluationContext, Evaluator, EvaluatorConfig, Limited, MetricKind, Params
+from vit_jax.evaluation.base import (
+  EvaluationContext,
+  Evaluator,
+  EvaluatorConfig,
+  Limited,
+  MetricKind,
+  Params,
+  Report,
+)
 from vit_jax.foundation.errors import UserError
 from vit_jax.models.capabilities import TextTowerOptions
 from vit_jax.options import Count
@@ -108,7 +115,7 @@ class RetrievalEvaluator(Evaluator):
     self,
     models: Mapping[str, Params],
     shared: dict[Any, Any],
-    report_folder: pathlib.Path | None = None,
+    report: Report | None = None,
     limited: Limited = iter,
   ) -> dict[str, float]:
     result: dict[str, float] = {}

@@ -6,7 +6,6 @@ data may be any with names of classes, whatever the model was trained on.
 
 import dataclasses
 import functools
-import pathlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from vit_jax.evaluation.base import EvaluationContext, Limited, Params, check_classes
+from vit_jax.evaluation.base import EvaluationContext, Limited, Params, Report, check_classes
 from vit_jax.evaluation.classification import ClassificationEvaluator, ClassificationEvaluatorConfig
 from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import Architecture
@@ -86,14 +85,14 @@ class ZeroShotEvaluator(ClassificationEvaluator):
     self,
     models: Mapping[str, Params],
     shared: dict[Any, Any],
-    report_folder: pathlib.Path | None = None,
+    report: Report | None = None,
     limited: Limited = iter,
   ) -> dict[str, float]:
     classifiers = {
       suffix: {name: params[name] for name in self._parts} | {'head': self._head(params, self._numbers)}
       for suffix, params in models.items()
     }
-    return super().run(classifiers, shared, report_folder, limited)
+    return super().run(classifiers, shared, report, limited)
 
 
 def _head(graphdef: nnx.GraphDef, params: Params, numbers: np.ndarray, *, classes: int) -> Params:

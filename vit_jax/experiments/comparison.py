@@ -2,6 +2,7 @@
 
 import math
 import pathlib
+import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -16,8 +17,8 @@ from vit_jax.foundation.errors import UserError
 from vit_jax.training import resume
 from vit_jax.training.metrics import read_metrics, training_seconds
 
-# Metrics of the table of results, by the end of their names and in this order.
-_RESULTS = ('accuracy', '/mean_average_precision', '/loss')
+# Metrics of the table of results, by what their names end with and in this order.
+_RESULTS = ('accuracy', r'_recall_at_\d+', '/mean_average_precision', '/loss')
 
 
 class Run(NamedTuple):
@@ -26,6 +27,7 @@ class Run(NamedTuple):
   name: str
   options: dict[str, Any]  # of its config, by dotted name
   lines: list[dict[str, float]]  # of metrics.jsonl
+  taken_over: bool = False  # whether it went on with other options, perhaps with another batch size
 
   def values(self, metric: str) -> list[tuple[int, float]]:
     """(step, value) wherever the metric was measured; the value may be NaN."""
@@ -50,7 +52,8 @@ def read_runs(workdirs: Sequence[pathlib.Path]) -> list[Run]:
       raise UserError(f'{path} is not the workdir of a run that has logged something; check the path.')
     options = config.flatten(resume.read_config(path))
     name = '/'.join(path.parts[-parts:]).encode(errors='surrogateescape')
-    result.append(Run(name.decode(errors='backslashreplace'), options, lines))
+    taken_over = (path / resume.TAKEOVER).exists()
+    result.append(Run(name.decode(errors='backslashreplace'), options, lines, taken_over))
   return result
 
 
@@ -99,7 +102,7 @@ def _means(groups: Sequence[Sequence[Run]]) -> str:
 def _result_rows(runs: Sequence[Run]) -> list[list[str]]:
   rows = [
     ['steps', *(f'{run.lines[-1]["step"]:,}' for run in runs)],
-    ['images', *(f'{run.lines[-1]["step"] * run.options["batch_size"]:,}' for run in runs)],
+    ['images', *map(_images, runs)],
     ['hours of training steps', *(f'{training_seconds(run.lines) / 3600:.3g}' for run in runs)],
   ]
   for metric in _metrics(runs):
@@ -107,10 +110,15 @@ def _result_rows(runs: Sequence[Run]) -> list[list[str]]:
   return rows
 
 
+def _images(run: Run) -> str:
+  """'5,120'; '' where earlier steps may have had other batches."""
+  return '' if run.taken_over else f'{run.lines[-1]["step"] * run.options["batch_size"]:,}'
+
+
 def _metrics(runs: Sequence[Run]) -> list[str]:
   """The results that some run has: accuracies first, and each kind by its name."""
   known = sorted({name for run in runs for line in run.lines for name in line})
-  return [name for ending in _RESULTS for name in known if name.endswith(ending)]
+  return [name for ending in _RESULTS for name in known if re.search(f'{ending}$', name)]
 
 
 def _result(run: Run, metric: str) -> str:

@@ -162,7 +162,7 @@ def runs(study: Study, workdir: pathlib.Path) -> list[StudyRun]:
   configs: dict[str, Config] = {}
   for name, variant in study.variants.items():
     _check_references(name, variant, configs)
-    configs[name] = _config(name, variant)
+    configs[name] = config_of(name, variant)
     if variant.compared:
       _check_metric(name, configs[name], study.metric)
   return [_run(study, name, seed, configs[name], workdir) for seed in study.seeds for name in study.variants]
@@ -238,7 +238,7 @@ def command(name: str, study: Study) -> str:
   options, before = {**variant.options, **_links(variant, variant.start, teachers)}, ''
   if variant.unlabelled is not None:
     labels = f'labels_of_{variant.teacher}'
-    options |= _with_labels(_config(name, variant), variant.unlabelled, f'./{labels}')
+    options |= _with_labels(config_of(name, variant), variant.unlabelled, f'./{labels}')
     before = _labelling(','.join(teachers), variant.unlabelled, labels) + ' && '
   changed = [f'--config.{option}={value}' for option, value in options.items()]
   return before + shlex.join(['python', '-m', 'vit_jax.main', f'--config={variant.config}', *changed])
@@ -271,7 +271,7 @@ def _with_labels(config: Config, unlabelled: Unlabelled, labels: pathlib.Path | 
   }
 
 
-def _config(name: str, variant: Variant) -> Config:
+def config_of(name: str, variant: Variant) -> Config:
   """The config of a variant's runs, but for what differs by seed; its input, as its XLA, takes one thread."""
   options: dict[str, Any] = {'data.threads': 1, **variant.options}
   if variant.objective_teacher:

@@ -17,7 +17,7 @@ from vit_jax.experiments.report import Summary
 from vit_jax.experiments.runner import Results
 from vit_jax.foundation import markdown
 from vit_jax.foundation.errors import UserError
-from vit_jax.study.definition import Study, Variant, command, title
+from vit_jax.study.definition import Study, Variant, command, config_of, title
 from vit_jax.training.results import Result
 
 
@@ -75,7 +75,7 @@ def _pooled(study: Study, row: Row, workdir: pathlib.Path) -> str:
   everything = {
     seed: report['images'] + row.ended[seed].images
     for seed, report in reports.items()
-    if row.ended[seed].images
+    if row.ended[seed].images and _trains_on_all_others(row)
   }
   if everything and min(everything.values()) != max(everything.values()):
     few, many = (title(row.name, choose(everything, key=everything.__getitem__)) for choose in (min, max))
@@ -86,6 +86,12 @@ def _pooled(study: Study, row: Row, workdir: pathlib.Path) -> str:
   total = sum(each['images'] for each in reports.values())
   right = sum(round(each['metrics']['accuracy'] * each['images']) for each in reports.values())
   return classification_metrics.share_text(right, total) if total else ''
+
+
+def _trains_on_all_others(row: Row) -> bool:
+  """Whether a fold is all that is not trained on."""
+  data = config_of(row.name, row.variant).data
+  return data.max_per_class is None and '[' not in f'{data.source}{data.split}'
 
 
 def _markdown(study: Study, table: Sequence[Row], pooled: Mapping[str, str]) -> str:

@@ -71,13 +71,15 @@ class Console:
 
   def memory(self, program: Program, compiled: Any) -> None:
     """Estimated bytes that a device needs for the training step, by the compiler."""
-    state = device_bytes((program.state, program.base))
-    params = device_bytes((program.state.params, program.base))
-    temporary = compiled.memory_analysis().temp_size_in_bytes
-    self.say(
-      f'Memory per device, estimated: {params / _MIB:,.0f} MiB parameters, {(state - params) / _MIB:,.0f} MiB '
-      f'optimizer state, {temporary / _MIB:,.0f} MiB activations and temporaries'
-    )
+    state = program.state
+    parts = {
+      'parameters': device_bytes((state.variables, program.base)),
+      'optimizer state': device_bytes(state.opt_state),
+      **({'EMA': device_bytes(state.ema)} if state.ema else {}),
+      'activations and temporaries': compiled.memory_analysis().temp_size_in_bytes,
+    }
+    texts = (f'{size / _MIB:,.0f} MiB {name}' for name, size in parts.items())
+    self.say(f'Memory per device, estimated: {", ".join(texts)}')
 
   def begin(self, first_step: int, total_steps: int) -> None:
     """Shows the bar, if this is a terminal. Its time begins now."""

@@ -11,6 +11,7 @@ from vit_jax.checkpoint.manager import Manager
 from vit_jax.config import Config
 from vit_jax.data import sources
 from vit_jax.data.config import DataConfig
+from vit_jax.evaluation.base import Report
 from vit_jax.foundation.errors import UserError
 from vit_jax.training import agreement, preprocessing
 from vit_jax.training.console import Console
@@ -37,7 +38,7 @@ def evaluate_newest(config: Config, place: Workdir | str | os.PathLike[str]) -> 
     agreement.check(run, evaluators)
     screen.evaluators(evaluators)
     report = _new_folder(workdir.folder, step)
-    scores = evaluate(state, evaluators, report, workdir.checked)
+    scores = evaluate(state, evaluators, Report(report), workdir.checked)
     screen.evaluation(step, scores)
     if report.exists():
       screen.say(workdir.named(f'Report: {report}'))

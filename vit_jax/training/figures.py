@@ -130,8 +130,12 @@ def save_curves(workdir: pathlib.Path, config: Config | None = None) -> None:
     'accuracy': [name for name in names if name.endswith('/accuracy')],
     'learning rate': [name for name in names if name == 'learning_rate'],
   }
-  if precisions := [name for name in names if name.endswith('/mean_average_precision')]:
-    panels['mean average precision'] = precisions
+  for title, ending in (
+    ('mean average precision', '/mean_average_precision'),
+    ('recall at 1', '_recall_at_1'),
+  ):
+    if found := [name for name in names if name.endswith(ending)]:
+      panels[title] = found
   # One colour for what is measured on the same data, 'train' first.
   sets = sorted({name.split('/')[0] for name in names}, key=lambda name: (name != 'train', name))
   colours = {name: f'C{number}' for number, name in enumerate(sets)}

@@ -15,7 +15,7 @@ from vit_jax.checkpoint.manager import Manager
 from vit_jax.config import Config
 from vit_jax.data import sources
 from vit_jax.data.pipeline import TrainPipeline
-from vit_jax.evaluation.base import EMA_SUFFIX, Evaluator, examples_of, metric_kind
+from vit_jax.evaluation.base import EMA_SUFFIX, Evaluator, Report, examples_of, metric_kind
 from vit_jax.foundation.errors import Preempted
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel.agreement import check_arrays
@@ -309,16 +309,16 @@ class _Training:
     """The metrics of the evaluators that are due, which are told to the screen and to early stopping."""
     self._workdir.check()
     ending = last or self._stopper.may_end
-    pictures = self._folder / 'report' if ending and self._config.tensorboard.pictures else None
+    report = Report(self._folder / 'report', self._config.tensorboard.pictures) if ending else None
     limited = self._screen.with_progress(
       'Evaluation', lambda batches: self._workdir.checked(watchdog.limited(batches))
     )
     state = self._run.program.whole(state, self._base)
-    scores = evaluate(state, due, pictures, limited)
+    scores = evaluate(state, due, report, limited)
     self._stopper.update(step, scores)
     if self._stopper.due:  # the end, at which all run
       others = {name: item for name, item in self._evaluators.items() if name not in due}
-      scores |= evaluate(state, others, pictures, limited)
+      scores |= evaluate(state, others, report, limited)
     self._screen.evaluation(step, scores)
     self._workdir.check()  # it may have taken long
     return scores

@@ -20,7 +20,7 @@ from vit_jax.foundation.errors import UserError
 from vit_jax.training.run import Run
 from vit_jax.training.state import TrainState
 
-_TAKEOVER = 'takeover.json'  # the config of the last takeover
+TAKEOVER = 'takeover.json'  # the config of the last takeover
 _log = logging.getLogger(__name__)
 
 
@@ -40,7 +40,7 @@ def claim(config: Config, workdir: pathlib.Path, *, begun: bool, takeover: bool)
   Raises:
     UserError: a run of another config has begun there, or neither config.json nor a checkpoint can be read.
   """
-  path, record = workdir / 'config.json', workdir / _TAKEOVER
+  path, record = workdir / 'config.json', workdir / TAKEOVER
   written, damage = _config_or_damage(path)
   known = written
   if begun:

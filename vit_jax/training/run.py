@@ -13,7 +13,7 @@ from vit_jax.config import Config
 from vit_jax.data import sources
 from vit_jax.data.config import DataConfig
 from vit_jax.data.sources import Source
-from vit_jax.evaluation.base import EMA_SUFFIX, EvaluationContext, Evaluator, Limited, Params
+from vit_jax.evaluation.base import EMA_SUFFIX, EvaluationContext, Evaluator, Limited, Params, Report
 from vit_jax.foundation import class_matching
 from vit_jax.foundation.errors import UserError
 from vit_jax.models import flops
@@ -204,7 +204,10 @@ def _numbered_as(trained: Sequence[str], source: Source, config: Config) -> Sour
 
 
 def evaluate(
-  state: TrainState, evaluators: Mapping[str, Evaluator], report_folder: Any = None, limited: Limited = iter
+  state: TrainState,
+  evaluators: Mapping[str, Evaluator],
+  report: Report | None = None,
+  limited: Limited = iter,
 ) -> dict[str, float]:
   """The metrics of all evaluators for a state's model, and for its EMA where there is one; see `Evaluator.run`."""
   models: dict[str, Params] = {'': state.variables}
@@ -213,5 +216,5 @@ def evaluate(
   shared: dict[Any, Any] = {}
   scores: dict[str, float] = {}
   for evaluator in evaluators.values():
-    scores |= evaluator.run(models, shared, report_folder, limited)
+    scores |= evaluator.run(models, shared, report, limited)
   return scores
