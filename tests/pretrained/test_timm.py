@@ -101,10 +101,13 @@ def test_read_and_written_again_it_is_the_same_model_to_the_bit(name, tmp_path):
       np.testing.assert_array_equal(ours[key], theirs[key], err_msg=key, strict=True)
 
 
-@pytest.mark.parametrize('size', [(24, 24), (24, 48)])
+@pytest.mark.parametrize('size', [(24, 24), (24, 48), (64, 64)])
 @pytest.mark.parametrize(
   'architecture',
-  ['vit_base_patch16_224', 'flexivit_small', 'vit_base_patch16_radio_v3', 'vit_so400m_patch16_radio_v4'],
+  [
+    *('vit_base_patch16_224', 'flexivit_small', 'vit_base_patch16_radio_v3', 'vit_so400m_patch16_radio_v4'),
+    *('beit_base_patch16_224', 'beitv2_base_patch16_224'),
+  ],
 )
 def test_positions_of_another_size_are_those_of_timm(architecture, size, tmp_path):
   sizes = SIZES | {'img_size': 32}

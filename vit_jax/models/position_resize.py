@@ -12,8 +12,10 @@ import numpy as np
 
 # 'linear': aligned corners, as the original code. 'bilinear': half-pixel centres. 'bicubic': torch's
 # (half-pixel centres, a = -0.75, edges repeated). With '_antialias': torch's and Pillow's (bicubic with a = -0.5;
-# widened where it shrinks, cut off at the edges).
-PositionResize = Literal['linear', 'bilinear', 'bilinear_antialias', 'bicubic', 'bicubic_antialias']
+# widened where it shrinks, cut off at the edges). 'geometric': of relative positions, as BEiT's fine-tuning.
+PositionResize = Literal[
+  'linear', 'bilinear', 'bilinear_antialias', 'bicubic', 'bicubic_antialias', 'geometric'
+]
 
 
 @functools.cache
@@ -76,6 +78,18 @@ def _antialiased(kernel: Callable[[Any], Any], old: int, new: Any, places: Any) 
   return weights / weights.sum(axis=-1, keepdims=True)
 
 
+def _geometric(old: int, new: Any, places: Any) -> Any:
+  """Linear between old offsets of two patches: the nearest stay at 1, and they spread to the new edge geometrically."""
+  low, high, ratio = 1.01, 1.5, 1.0
+  while high - low > 1e-6:
+    ratio = (low + high) / 2
+    is_beyond = (ratio ** (old // 2) - 1) / (ratio - 1) > new // 2
+    low, high = (low, ratio) if is_beyond else (ratio, high)
+  offsets = np.cumsum(ratio ** np.arange(old // 2))
+  known = np.concatenate([-offsets[::-1], [0], offsets])
+  return np.stack([np.interp(places[..., 0] - new // 2, known, cell) for cell in np.eye(old)], axis=-1)
+
+
 def _distances(old: int, new: Any, places: Any, cells: Any) -> Any:
   """From the centres of old cells to those of `places`, in old cells; float32 rounds the quotient alone."""
   return ((2 * places + 1) * old - (2 * cells + 1) * new) / (2 * new)
@@ -100,4 +114,5 @@ _WEIGHTS: dict[str, Callable[[int, Any, Any], Any]] = {
   'bilinear_antialias': functools.partial(_antialiased, _hat),
   'bicubic': _bicubic,
   'bicubic_antialias': functools.partial(_antialiased, functools.partial(_cubic, a=-0.5)),
+  'geometric': _geometric,
 }

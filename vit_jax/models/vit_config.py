@@ -117,7 +117,8 @@ class ViTConfig(ModelConfig):
   # columns, and of a factor of both, drawn for each image in training (DINOv3's RoPE-box jittering). None for none.
   rotary_moves: tuple[NotNegative, Factor, Factor] | None = None
   # Interpolation of learned positions for images of another size (models/position_resize.py): 'linear' (aligned
-  # corners, as the original code), 'bilinear' (half-pixel centres), 'bicubic' or 'bicubic_antialias' (as torch).
+  # corners, as the original code), 'bilinear' (half-pixel centres), 'bicubic' or 'bicubic_antialias' (as torch), or of
+  # 'relative' ones 'geometric' (as BEiT's fine-tuning).
   position_resize: PositionResize = 'bilinear'
   # Number of register tokens: without a position, behind the class token, read by nothing (arXiv 2309.16588).
   register_tokens: Amount = 0

@@ -52,6 +52,7 @@ _RESIZES: tuple[tuple[str, PositionResize], ...] = (
   (r'(naflex)?vit_(base|huge)_patch16_radio_v3', 'linear'),
   (r'(naflex)?vit_.*_radio_v\d|flexivit_.*|naflexvit_.*_parfac_gap', 'bilinear'),
   (r'naflexvit_.*_siglip', 'bilinear_antialias'),
+  (r'beit(v2)?_.*|vit_relpos_.*', 'geometric'),
 )
 # timm's names of what vit_jax does not compute, and why.
 _REFUSED: tuple[tuple[str, str | None], ...] = (
