@@ -245,6 +245,18 @@ def trained(place: pathlib.Path) -> pathlib.Path:
 
 
 @pytest.mark.slow
+def test_a_split_that_is_named_is_counted_where_the_data_has_none_to_test_on(place):
+  bucket_data.prepare(place / FLAT, str(place / 'whole' / '1.0.0'))
+  words = ('--checkpoint=model.npz', '--class_names=names.txt')
+  named = [
+    ('whole/1.0.0', '--split=train[50%:]'),
+    ('tfds:./whole/1.0.0:train[50%:]',),
+    ('whole/1.0.0', '--split=train'),
+  ]
+  assert [evaluated(place, *words, *data)['images'] for data in named] == [9, 9, 18]
+
+
+@pytest.mark.slow
 def test_only_what_a_run_was_not_trained_on_is_counted_with_or_without_its_folders_name(
   place, trained, tmp_path
 ):

@@ -125,10 +125,12 @@ def _asked(arguments: Sequence[str], checkpoint: str) -> _Asked:
   if named and _SPLIT.value not in (None, named):
     raise UserError(f'{spec} names a split, and --split={_SPLIT.value} another; leave one of them out.')
   images, version = (run.examples, run.data_version) if run else (0, '')
-  split, data = sources.evaluated(spec, recipes.held_out(spec), DataConfig(), trained, images, version)
-  if run and split == 'all' and _SPLIT.value is None:
+  wanted = _SPLIT.value or named
+  split = wanted or recipes.held_out(spec)
+  split, data = sources.evaluated(spec, split, DataConfig(), trained, images, version)
+  if run and split == 'all' and not wanted:
     print(f'All images of {spec} are counted: the model was trained on {trained.title}.')
-  asked = _Asked(spec, _SPLIT.value or named or split, data)
+  asked = _Asked(spec, wanted or split, data)
   if run:
     _say_if_trained_on(asked, trained)
   return asked

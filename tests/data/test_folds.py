@@ -67,6 +67,19 @@ def test_a_split_that_a_run_was_trained_on_is_known(trained, split, is_known, tm
     assert not was_trained_on(photos(tmp_path / f'{len(data.mixture)}', {'ant': 2}), split, data)
 
 
+def test_a_folder_within_or_around_the_one_that_a_run_was_trained_on_is_known(tmp_path):
+  for split in ('train', 'val', 'more'):
+    photos(tmp_path / 'all' / split, {'ant': 2})
+  whole, (train, val, more) = (
+    f'folder:{tmp_path}/all',
+    (f'folder:{tmp_path}/all/{n}' for n in ('train', 'val', 'more')),
+  )
+  of_whole, of_train = DataConfig(source=whole), DataConfig(source=train)
+  assert was_trained_on(train, 'all', of_whole) and was_trained_on(train, 'val', of_whole)
+  assert not was_trained_on(val, 'all', of_whole) and not was_trained_on(more, 'all', of_whole)
+  assert was_trained_on(whole, 'train', of_train) and not was_trained_on(whole, 'val', of_train)
+
+
 @pytest.mark.parametrize('kind', ['folder', 'digits', 'train and test'])
 @pytest.mark.parametrize(
   ('train', 'val'),

@@ -183,6 +183,10 @@ def open_clip_of(kind: str, folder):
       'norm_kwargs': {'eps': 1e-3},
     }
     text |= {'pool_type': 'eos', 'eos_id': 10, 'act_kwargs': {'approximate': 'tanh'}}
+  if kind == 'unmasked':
+    text['no_causal_mask'] = True
+  if kind == 'biased':
+    options['init_logit_bias'] = -3
   if kind in TRUNKS:
     timm = pytest.importorskip('timm')
     vision = dict(zip(('timm_model_name', 'timm_pool', 'timm_proj'), TRUNKS[kind]), image_size=32)
@@ -211,11 +215,18 @@ def open_clip_of(kind: str, folder):
     json.dumps({'model_cfg': options, 'preprocess_cfg': preprocess})
   )
   tokenizer = save_tokenizer(folder, start='' if kind == 'siglip' else '<s> ')
+  values = json.loads(
+    (folder / 'tokenizer_config.json').read_text()
+  )  # OpenCLIP's own fills up with 0 nevertheless
+  (folder / 'tokenizer_config.json').write_text(json.dumps(values | {'pad_token': tokenizer.eos_token}))
 
   def logits(images: np.ndarray, texts) -> np.ndarray:
     ids = tokenizer(list(texts), padding='max_length', truncation=True, max_length=8, return_tensors='pt')
     with torch.no_grad():
-      image, text = peer.encode_image(to_torch(images)), peer.encode_text(ids['input_ids'])
+      image, text = (
+        peer.encode_image(to_torch(images)),
+        peer.encode_text(ids['input_ids'] * ids['attention_mask']),
+      )
       image, text = (x / x.norm(dim=-1, keepdim=True) for x in (image, text))
       scores = peer.logit_scale.exp() * image @ text.T
     return (scores if peer.logit_bias is None else scores + peer.logit_bias).detach().numpy()
@@ -223,7 +234,7 @@ def open_clip_of(kind: str, folder):
   return logits
 
 
-@pytest.mark.parametrize('kind', ['clip', 'quick', 'clipa', *TRUNKS])
+@pytest.mark.parametrize('kind', ['clip', 'quick', 'clipa', 'unmasked', 'biased', *TRUNKS])
 def test_folder_of_open_clip_gives_its_logits_and_a_lone_file_says_what_is_guessed(kind, tmp_path):
   logits = open_clip_of(kind, tmp_path / 'x')
   pretrained = read(tmp_path / 'x')

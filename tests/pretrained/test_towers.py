@@ -1,6 +1,7 @@
 """Towers of transformers that people fine-tune: their outputs, folders written again, heads of texts."""
 
 import dataclasses
+import json
 import re
 import shutil
 from typing import Any, NamedTuple
@@ -403,11 +404,16 @@ def test_a_run_with_an_adapter_goes_on_without_the_tokenizer_that_made_its_head(
   jax.tree.map(np.testing.assert_array_equal, read(tmp_path / 'run').params, expected)
 
 
-def test_tokens_of_siglip2_are_those_of_transformers(tmp_path):
+@pytest.mark.parametrize('tokenizer', ['Siglip2Tokenizer', 'GemmaTokenizer'])
+def test_tokens_of_siglip2_are_those_of_transformers(tokenizer, tmp_path):
+  """Also where the folder names the class from which SigLIP 2's is derived."""
   tokens = ['<pad>', '<eos>', '<bos>', '<unk>', '<mask>', *'abcdegot▁', 'do', 'dog', 'ca', 'cat']
   merges = [('d', 'o'), ('do', 'g'), ('c', 'a'), ('ca', 't')]
   vocabulary = {token: number for number, token in enumerate(tokens)}
   transformers.Siglip2Tokenizer(vocab=vocabulary, merges=merges).save_pretrained(tmp_path)
+  values = json.loads((tmp_path / 'tokenizer_config.json').read_text())
+  (tmp_path / 'tokenizer_config.json').write_text(json.dumps(values | {'tokenizer_class': tokenizer}))
+  transformers.Siglip2Config().save_pretrained(tmp_path)
   theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
   texts = ['A Dog', 'a cat to a dog to a cat to a toad']
   expected = theirs(texts, padding='max_length', truncation=True, max_length=12, return_tensors='np')

@@ -147,10 +147,12 @@ class OpenClipFormat(NamedFormat):
 
   def texts(self, path: pathlib.Path, texts: Sequence[str], pretrained: Pretrained) -> Texts:
     with TensorFiles(self.file_of(path)) as files:
-      tokenizing = _config(files).section('model_cfg').section('text_cfg').section('tokenizer_kwargs')
-      if tokenizing.text('clean') == 'canonicalize':
+      values = _config(files).section('model_cfg').section('text_cfg')
+      if values.section('tokenizer_kwargs').text('clean') == 'canonicalize':
         texts = [canonical(text) for text in texts]
-      return zero_shot.read(files, _texts_layout(files), texts)
+      # OpenCLIP's own tokenizer fills up with 0; the one in the folder, which stands for it, perhaps with another.
+      padding = None if 'hf_tokenizer_name' in values else 0
+      return zero_shot.read(files, _texts_layout(files), texts, padding)
 
 
 def _vision(files: TensorFiles) -> JsonObject:
@@ -268,7 +270,8 @@ def _texts_layout(files: TensorFiles) -> TextLayout:
     name.split('.resblocks.')[1].split('.')[0] for name in shapes if name.startswith(f'{prefix}transformer.')
   }
   ends = {'argmax': None, 'last': -1, 'eos': values.integer('eos_id', 2)}
-  end = values.choice('pool_type', ends, 'last' if 'logit_bias' in shapes else 'argmax')
+  usual = 'last' if 'logit_bias' in shapes and 'text_cfg' not in whole else 'argmax'
+  end = values.choice('pool_type', ends, usual)
   biased = f'{prefix}text_projection.weight' in shapes
   features = shapes[f'{prefix}text_projection.weight'][0] if biased else shapes[f'{prefix}text_projection'][1]
   config = TextConfig(

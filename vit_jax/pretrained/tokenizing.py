@@ -43,8 +43,10 @@ def _letters(text: str) -> str:
   return ''.join(filter(str.isalnum, text)).casefold()
 
 
-def of_folder(folder: pathlib.Path, length: int) -> Tokenize:
+def of_folder(folder: pathlib.Path, length: int, padding: int | None = None) -> Tokenize:
   """The tokenizer of a folder: each text gets its special tokens, is cut to `length`, or padded as the folder says.
+
+  With `padding` it is filled up by this number.
 
   Raises:
     UserError: the folder has no tokenizer, or it cannot be read.
@@ -61,22 +63,28 @@ def of_folder(folder: pathlib.Path, length: int) -> Tokenize:
     tokenizer = tokenizers.Tokenizer.from_file(str(file))
   except Exception as error:  # the library raises nothing more special
     raise UserError(f'The tokenizer in {folder} cannot be read ({error}); get the folder again.') from error
-  siglip2 = values.text('tokenizer_class').startswith('Siglip2')
+  # transformers takes SigLIP 2's for each model of that type, whatever the folder says.
+  siglip2 = values.text('tokenizer_class').startswith('Siglip2') or _model_type(folder) == 'siglip2'
   left = values.text('padding_side', 'left' if siglip2 else 'right') == 'left'
   tokenizer.no_padding()
   tokenizer.enable_truncation(length)
-  padding = _padding(values, tokenizer)
+  filling = _padding(values, tokenizer) if padding is None else padding
 
   def tokenize(texts: Sequence[str]) -> np.ndarray:
     if siglip2:  # which transformers adds, whatever the file says
       texts = [text.lower() for text in texts]
     ids = [encoding.ids for encoding in tokenizer.encode_batch(list(texts))]
-    result = np.full((len(ids), length), padding, np.int32)
+    result = np.full((len(ids), length), filling, np.int32)
     for row, numbers in zip(result, ids, strict=True):
       row[slice(length - len(numbers), None) if left else slice(len(numbers))] = numbers
     return result
 
   return tokenize
+
+
+def _model_type(folder: pathlib.Path) -> str:
+  path = folder / 'config.json'
+  return JsonObject.read(path).text('model_type') if path.is_file() else ''
 
 
 def _padding(values: JsonObject, tokenizer: Any) -> int:

@@ -53,10 +53,13 @@ class Texts(NamedTuple):
   link: Link
 
 
-def read(files: TensorFiles, layout: TextLayout, texts: Sequence[str]) -> Texts:
-  """The features of texts; UserError where there is no tokenizer or text tower, or texts are cut to the same."""
+def read(files: TensorFiles, layout: TextLayout, texts: Sequence[str], padding: int | None = None) -> Texts:
+  """The features of texts; UserError where there is no tokenizer or text tower, or texts are cut to the same.
+
+  `padding` is the number that fills a text up; None: the one that the folder says.
+  """
   folder = files.source if files.source.is_dir() else files.source.parent
-  ids = tokenizing.distinct(texts, tokenizing.of_folder(folder, layout.length))
+  ids = tokenizing.distinct(texts, tokenizing.of_folder(folder, layout.length, padding))
   tower = _tower(files, layout)
   table, positions = files.read(layout.embedding), files.read(layout.positions)
   if ids.max(initial=0) >= len(table):

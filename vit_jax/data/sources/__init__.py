@@ -164,13 +164,26 @@ def evaluated(
 
 def was_trained_on(spec: str, split: str, trained: DataConfig) -> bool:
   """Whether a run was trained on images of a split, as far as names of splits tell: two slices of one may not meet."""
-  return any(_overlap(split, own) for own in _splits_trained_on(spec, trained))
+  if any(_overlap(split, own) for own in _splits_trained_on(spec, trained)):
+    return True
+  kind, place, _ = parse(spec, '')
+  for other, where, own in _trained_parts(trained):
+    if kind == other and (inner := SOURCES[kind].split_of(place, where)) and _overlap(inner, own):
+      return True
+    if kind == other and (inner := SOURCES[kind].split_of(where, place)) and _overlap(split, inner):
+      return True
+  return False
+
+
+def _trained_parts(trained: DataConfig) -> list[tuple[str, str, str]]:
+  """Kind, place and split of each source of a run's data."""
+  return [parse(each, trained.split) for each, _ in trained.mixture or [(trained.source, 1)]]
 
 
 def _splits_trained_on(spec: str, trained: DataConfig) -> list[str]:
   """The splits of a source's place that a run was trained on; [] where its data is elsewhere."""
   kind, place, _ = parse(spec, '')
-  parts = [parse(each, trained.split) for each, _ in trained.mixture or [(trained.source, 1)]]
+  parts = _trained_parts(trained)
   return [split for other, where, split in parts if kind == other and SOURCES[kind].same_place(place, where)]
 
 

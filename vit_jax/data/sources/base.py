@@ -138,6 +138,11 @@ class NamedSource(Source):
     return os.path.realpath(os.path.expanduser(one)) == os.path.realpath(os.path.expanduser(other))
 
   @classmethod
+  def split_of(cls, place: str, whole: str) -> str | None:
+    """The split of a whole place that another place is; None: it is none of its."""
+    return None
+
+  @classmethod
   def usual(cls, split: str) -> str:
     """A split with the names that `splits` has, where a source knows other words for them."""
     return split

@@ -122,6 +122,11 @@ class FolderSource(NamedSource):
     return root.is_dir() and not folder_layout.splits_among(folders_in(root), root)
 
   @classmethod
+  def split_of(cls, place: str, whole: str) -> str | None:
+    inner = pathlib.Path(place).expanduser().resolve()
+    return folder_layout.split_named(inner.name) if cls.same_place(str(inner.parent), whole) else None
+
+  @classmethod
   def usual(cls, split: str) -> str:
     return re.sub(r'[A-Za-z]\w*', lambda name: folder_layout.split_named(name[0]) or name[0], split)
 
