@@ -147,11 +147,12 @@ class OpenClipFormat(NamedFormat):
 
   def texts(self, path: pathlib.Path, texts: Sequence[str], pretrained: Pretrained) -> Texts:
     with TensorFiles(self.file_of(path)) as files:
-      values = _config(files).section('model_cfg').section('text_cfg')
+      whole = _config(files).section('model_cfg')
+      values = whole.section('text_cfg')
       if values.section('tokenizer_kwargs').text('clean') == 'canonicalize':
         texts = [canonical(text) for text in texts]
       # OpenCLIP's own tokenizer fills up with 0; the one in the folder, which stands for it, perhaps with another.
-      padding = None if 'hf_tokenizer_name' in values else 0
+      padding = 0 if 'text_cfg' in whole and 'hf_tokenizer_name' not in values else None
       return zero_shot.read(files, _texts_layout(files), texts, padding)
 
 
