@@ -233,3 +233,10 @@ def test_fixed_positions_of_a_checkpoint_are_those_that_the_model_computes(golde
   computed_anew = model.fixed_positions(model.grid((64, 64)))
   assert kept['position_embedding'].shape == computed_anew.shape != table.shape
   assert np.abs(kept['position_embedding'] - computed_anew).max() > 0.5
+
+
+def test_resizing_of_offsets_is_refused_for_other_positions(golden):
+  with pytest.raises(UserError, match="'geometric' is for relative positions, not for position_embedding"):
+    vit_jax.load(golden / 'b_vit_gap.released.npz', position_resize='geometric')
+  with pytest.raises(UserError, match=r"model\.position_resize 'geometric' goes with position 'relative'"):
+    config.ViTConfig(position_resize='geometric').check('config.model')

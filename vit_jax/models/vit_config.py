@@ -383,6 +383,8 @@ class ViTConfig(ModelConfig):
       )
     if self.rotary_moves is not None and not self.positions.can_move:
       raise UserError(f"{path}.rotary_moves goes with position 'rotary_dinov3'; leave it out.")
+    if self.position_resize == 'geometric' and self.position != 'relative':
+      raise UserError(f"{path}.position_resize 'geometric' goes with position 'relative'; choose another.")
     fused_attention.check_options(self, path)
     patch_dropout.check(self, path)
     token_merging.checked(self, path)

@@ -124,6 +124,10 @@ def _fitted(
   old, new = (position_table(each.model, path) for each in (theirs, ours))
   if old is not None and new is not None:
     method = init.position_resize or old.resize
+    if method == 'geometric' and len(old.axes) != 2:
+      raise UserError(
+        f"position_resize 'geometric' is for relative positions, not for {path}; choose another."
+      )
     fitted = _fitted_positions(array, shape, old, new, theirs.image_size, ours.image_size, method)
     if fitted is not None:
       return fitted
