@@ -17,6 +17,7 @@ here is left out.
 
 import argparse
 import contextlib
+import gc
 import io
 import json
 import os
@@ -39,8 +40,6 @@ WARMUP = 6  # batches at the beginning of a turn that are not timed: at least th
 
 
 def ours(files: list[str], size: int, batch_size: int, threads: int) -> Iterator:
-  import gc
-
   import jax
   import numpy as np
 

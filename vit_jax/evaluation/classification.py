@@ -16,15 +16,7 @@ from vit_jax.data.config import DataConfig
 from vit_jax.data.on_device import Batch
 from vit_jax.data.sources.base import Source
 from vit_jax.evaluation import base, classification_metrics, ranking
-from vit_jax.evaluation.base import (
-  EvaluationContext,
-  Evaluator,
-  EvaluatorConfig,
-  Limited,
-  MetricKind,
-  Params,
-  Report,
-)
+from vit_jax.evaluation.base import EvaluationContext, Evaluator, EvaluatorConfig, Limited, MetricKind, Params
 from vit_jax.evaluation.classification_metrics import Examples
 from vit_jax.foundation import class_matching
 from vit_jax.foundation.errors import UserError
@@ -139,7 +131,7 @@ class ClassificationEvaluator(Evaluator):
     self,
     models: Mapping[str, Params],
     shared: dict[Any, Any],
-    report: Report | None = None,
+    report: base.Report | None = None,
     limited: Limited = iter,
   ) -> dict[str, float]:
     scores: dict[str, float] = {}

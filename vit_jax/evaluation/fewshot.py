@@ -19,15 +19,7 @@ from vit_jax.data.sources import subset
 from vit_jax.data.sources.base import ListsOfClassesError
 from vit_jax.evaluation import base
 from vit_jax.evaluation import features as features_lib
-from vit_jax.evaluation.base import (
-  EvaluationContext,
-  Evaluator,
-  EvaluatorConfig,
-  Limited,
-  MetricKind,
-  Params,
-  Report,
-)
+from vit_jax.evaluation.base import EvaluationContext, Evaluator, EvaluatorConfig, Limited, MetricKind, Params
 from vit_jax.evaluation.features import Features
 from vit_jax.evaluation.probes import GRIDS, PROBES
 from vit_jax.foundation.errors import UserError
@@ -218,7 +210,7 @@ class FewShotEvaluator(Evaluator):
     self,
     models: Mapping[str, Params],
     shared: dict[Any, Any],
-    report: Report | None = None,
+    report: base.Report | None = None,
     limited: Limited = iter,
   ) -> dict[str, float]:
     """{'<evaluator>_5shot/accuracy': mean over the draws, '…/deviation': of one draw (n - 1)}."""

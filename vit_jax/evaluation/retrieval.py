@@ -15,16 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from vit_jax.evaluation import base
 from vit_jax.evaluation import features as features_lib
-from vit_jax.evaluation.base import (
-  EvaluationContext,
-  Evaluator,
-  EvaluatorConfig,
-  Limited,
-  MetricKind,
-  Params,
-  Report,
-)
+from vit_jax.evaluation.base import EvaluationContext, Evaluator, EvaluatorConfig, Limited, MetricKind, Params
 from vit_jax.foundation.errors import UserError
 from vit_jax.models.capabilities import TextTowerOptions
 from vit_jax.options import Count
@@ -115,7 +108,7 @@ class RetrievalEvaluator(Evaluator):
     self,
     models: Mapping[str, Params],
     shared: dict[Any, Any],
-    report: Report | None = None,
+    report: base.Report | None = None,
     limited: Limited = iter,
   ) -> dict[str, float]:
     result: dict[str, float] = {}

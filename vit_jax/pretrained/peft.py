@@ -70,9 +70,12 @@ class PeftFormat(Format):
   def write(
     self, pretrained: Pretrained, destination: str | os.PathLike[str], *, naming: str | None = None
   ) -> tuple[str, ...]:
-    if (why := self.unfit(pretrained)) is not None or pretrained.adapted is None:
-      raise self.refusal(why or '')
-    tensors, config, notes = export(pretrained, pretrained.adapted)
+    if pretrained.adapted is None:
+      raise self.refusal(self.unfit(pretrained) or '')
+    try:
+      tensors, config, notes = export(pretrained, pretrained.adapted)
+    except Unfit as error:
+      raise self.refusal(str(error)) from None
     text = json.dumps(config, indent=2, sort_keys=True) + '\n'
     own = {
       'image_size': pretrained.architecture.image_size,

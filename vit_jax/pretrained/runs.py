@@ -89,8 +89,7 @@ class RunFormat(Format):
   def contents(self, path: pathlib.Path) -> str:
     """Of the step that `read` takes: its meta has the checksums of all arrays."""
     step, _, _ = _restored(path, lambda meta: {})
-    places = (path, path / str(step), path / 'checkpoints' / str(step))
-    return files.digest(sorted(next(p for p in places if (p / 'meta').is_dir()).joinpath('meta').iterdir()))
+    return files.digest(sorted((_directory(path)[0] / str(step) / 'meta').iterdir()))
 
   def peek(self, path: pathlib.Path, options: ReadOptions) -> tuple[Architecture, Preprocess]:
     meta = _restored(path, lambda meta: {})[-1]
@@ -225,12 +224,7 @@ def _restored(path: pathlib.Path, wanted: Any) -> tuple[int, dict[str, Any], dic
   # Here: Orbax takes half a second to import, and other formats do not need it.
   from vit_jax.checkpoint.manager import Manager
 
-  path = path.absolute()
-  directory, step = path, None
-  if (path / 'checkpoints').is_dir():
-    directory = path / 'checkpoints'
-  elif path.name.isdigit():
-    directory, step = path.parent, int(path.name)
+  directory, step = _directory(path)
   _check_regular(directory if step is None else path)
   manager = Manager(directory, CheckpointConfig(), read_only=True)
   if step is not None:
@@ -239,6 +233,14 @@ def _restored(path: pathlib.Path, wanted: Any) -> tuple[int, dict[str, Any], dic
   if newest is None:
     raise UserError(f'There is no checkpoint in {directory}; train first, or check the path.')
   return newest
+
+
+def _directory(path: pathlib.Path) -> tuple[pathlib.Path, int | None]:
+  """The folder of a run's checkpoints that a path names, and its step where it names one."""
+  path = path.absolute()
+  if (path / 'checkpoints').is_dir():
+    return path / 'checkpoints', None
+  return (path.parent, int(path.name)) if path.name.isdigit() else (path, None)
 
 
 def _check_regular(directory: pathlib.Path) -> None:

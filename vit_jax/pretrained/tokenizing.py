@@ -51,9 +51,7 @@ def of_folder(folder: pathlib.Path, length: int, padding: int | None = None) -> 
   Raises:
     UserError: the folder has no tokenizer, or it cannot be read.
   """
-  tokenizers, values = _package(), JsonObject(folder / _CONFIG, {})
-  if values.path.exists():
-    values = JsonObject.read(values.path)
+  tokenizers, values = _package(), _values(folder / _CONFIG)
   file = folder / 'tokenizer.json'
   if not file.is_file():
     raise UserError(
@@ -64,7 +62,10 @@ def of_folder(folder: pathlib.Path, length: int, padding: int | None = None) -> 
   except Exception as error:  # the library raises nothing more special
     raise UserError(f'The tokenizer in {folder} cannot be read ({error}); get the folder again.') from error
   # transformers takes SigLIP 2's for each model of that type, whatever the folder says.
-  siglip2 = values.text('tokenizer_class').startswith('Siglip2') or _model_type(folder) == 'siglip2'
+  siglip2 = (
+    values.text('tokenizer_class').startswith('Siglip2')
+    or _values(folder / 'config.json').text('model_type') == 'siglip2'
+  )
   left = values.text('padding_side', 'left' if siglip2 else 'right') == 'left'
   tokenizer.no_padding()
   tokenizer.enable_truncation(length)
@@ -82,9 +83,9 @@ def of_folder(folder: pathlib.Path, length: int, padding: int | None = None) -> 
   return tokenize
 
 
-def _model_type(folder: pathlib.Path) -> str:
-  path = folder / 'config.json'
-  return JsonObject.read(path).text('model_type') if path.is_file() else ''
+def _values(path: pathlib.Path) -> JsonObject:
+  """What a file says; nothing where there is none."""
+  return JsonObject.read(path) if path.exists() else JsonObject(path, {})
 
 
 def _padding(values: JsonObject, tokenizer: Any) -> int:

@@ -19,7 +19,7 @@ import numpy as np
 from vit_jax.data import folds
 from vit_jax.data.config import DataConfig
 from vit_jax.data.sources import subset
-from vit_jax.data.sources.base import SOURCES, SPLITS, Source, select, split_names
+from vit_jax.data.sources.base import SOURCES, SPLITS, NamedSource, Source, select, split_names
 from vit_jax.data.sources.cached import Cached
 from vit_jax.data.sources.mixture import Mixture
 from vit_jax.data.sources.tfds_files import INFO
@@ -164,15 +164,22 @@ def evaluated(
 
 def was_trained_on(spec: str, split: str, trained: DataConfig) -> bool:
   """Whether a run was trained on images of a split, as far as names of splits tell: two slices of one may not meet."""
-  if any(_overlap(split, own) for own in _splits_trained_on(spec, trained)):
-    return True
   kind, place, _ = parse(spec, '')
-  for other, where, own in _trained_parts(trained):
-    if kind == other and (inner := SOURCES[kind].split_of(place, where)) and _overlap(inner, own):
-      return True
-    if kind == other and (inner := SOURCES[kind].split_of(where, place)) and _overlap(split, inner):
-      return True
-  return False
+  return any(
+    kind == other and _have_in_common(SOURCES[kind], (place, split), (where, own))
+    for other, where, own in _trained_parts(trained)
+  )
+
+
+def _have_in_common(source: type[NamedSource], one: tuple[str, str], other: tuple[str, str]) -> bool:
+  """Whether two splits (place, split) have images in common; the one place may be a split of the other."""
+  (place, split), (where, own) = one, other
+  if source.same_place(place, where):
+    return _overlap(split, own)
+  if inner := source.split_of(place, where):
+    return _overlap(inner, own)
+  inner = source.split_of(where, place)
+  return inner is not None and _overlap(split, inner)
 
 
 def _trained_parts(trained: DataConfig) -> list[tuple[str, str, str]]:
