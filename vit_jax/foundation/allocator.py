@@ -8,7 +8,7 @@ import sys
 # Files below /dev of NVIDIA's and AMD's GPUs, and of TPUs.
 _ACCELERATORS = ('nvidia[0-9]*', 'kfd', 'accel[0-9]*', 'vfio/[0-9]*')
 # Parameters of glibc's mallopt(3), with their values.
-_MMAP_THRESHOLD = (-3, 2**30)  # larger blocks go back to the kernel when they are freed
+_MMAP_THRESHOLD = -3  # larger blocks go back to the kernel when they are freed
 _TRIM_THRESHOLD = (-1, 2**31 - 1)  # free memory at the end of the heap that is kept
 _ARENA_MAX = (-8, 1)  # the heap of another thread than the first could not hold more than 64 MiB
 
@@ -30,8 +30,16 @@ def keep_freed_memory() -> None:
     return
   mallopt = getattr(ctypes.CDLL(None), 'mallopt', None)
   if mallopt is not None:
-    for parameter, value in (_MMAP_THRESHOLD, _TRIM_THRESHOLD, _ARENA_MAX):
+    for parameter, value in ((_MMAP_THRESHOLD, _largest_kept()), _TRIM_THRESHOLD, _ARENA_MAX):
       mallopt(parameter, value)
+
+
+def _largest_kept() -> int:
+  """Bytes: an eighth of the machine's memory, since the heap may keep two or three free blocks of a program's size.
+
+  2 GiB at most, which is as much as mallopt takes; a step of B/16 with 8 images needs 1.6 (benchmarks/RESULTS.md).
+  """
+  return min(os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') // 8, 2**31 - 1)
 
 
 def has_accelerator() -> bool:

@@ -16,9 +16,45 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 from jax.experimental.layout import Layout, with_layout_constraint
 
 from vit_jax.models.base import Sharding, loaded_on_processors, on_processors
+
+
+class Dense(nnx.LinearGeneral):
+  """`nnx.LinearGeneral` with the products below, and a bias that is added, and its gradient summed, in float32.
+
+  XLA's CPU client sums bfloat16 window by window: 9 ms for the bias of (1576, 1536) outputs, and 0.3 in float32.
+  """
+
+  dot_general: Callable[..., jax.Array]  # of an adapter, where one is attached
+
+  def __init__(
+    self,
+    inputs: tuple[int, ...],
+    outputs: tuple[int, ...],
+    *,
+    sharding: Sharding | None,
+    dtype: Any,
+    **options: Any,
+  ):
+    """
+    Args:
+      inputs, outputs: the sides of the arrays' last axes.
+      sharding: of the tokens; None: nobody trains them here.
+      dtype: of the products and of the result.
+      options: others of nnx.LinearGeneral.
+    """
+    axis = tuple(range(-len(inputs), 0))
+    super().__init__(inputs, outputs, axis=axis, dtype=dtype, dot_general=dot_general(sharding), **options)
+
+  def __call__(self, inputs: jax.Array, out_sharding: None = None) -> jax.Array:
+    """(..., *inputs) -> (..., *outputs); `out_sharding` is nnx.LinearGeneral's."""
+    x, kernel = (array.astype(self.dtype) for array in (inputs, self.kernel[...]))
+    last = tuple(axis + x.ndim for axis in self.axis)
+    y = self.dot_general(x, kernel, ((last, tuple(range(len(last)))), ((), ())))
+    return y if self.bias is None else (y.astype(jnp.float32) + self.bias[...]).astype(self.dtype)
 
 
 def dot_general(sharding: Sharding | None) -> Callable[..., jax.Array]:
@@ -69,9 +105,10 @@ def _forward(x: jax.Array, kernel: jax.Array) -> tuple[jax.Array, Any]:
 def _backward(saved: Any, dy: jax.Array) -> tuple[jax.Array, jax.Array]:
   """dx and dkernel, from dy."""
   x, kernel = saved
-  if x.dtype == jnp.bfloat16:
-    return _product(dy, _copied(kernel.T)), _product(_copied(x.T), dy)
   inputs, outputs = kernel.shape
+  if x.dtype == jnp.bfloat16:
+    dkernel = _product(_copied(x.T), dy) if inputs <= outputs else _product(_copied(dy.T), x).T
+    return _product(dy, _copied(kernel.T)), dkernel
   # The barrier keeps XLA from taking the transposition back into the product.
   dkernel = x.T @ dy if inputs <= outputs else jax.lax.optimization_barrier(dy.T @ x).T
   return dy @ kernel.T, dkernel

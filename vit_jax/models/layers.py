@@ -5,7 +5,8 @@ import jax.numpy as jnp
 from flax import nnx
 from flax.nnx import initializers
 
-from vit_jax.models import flexible_patches
+from vit_jax.models import dense_product, flexible_patches
+from vit_jax.models.base import Sharding
 
 XAVIER = initializers.xavier_uniform()  # the kernels of a ViT's blocks, as in the original code
 
@@ -22,6 +23,7 @@ class PatchEmbedding(nnx.Module):
     largest: int | None = None,
     bias: bool = True,
     dtype: jnp.dtype,
+    sharding: Sharding | None = None,
     rngs: nnx.Rngs,
   ):
     """Patches of P pixels along a side and C channels, tokens of width D, computed in `dtype`.
@@ -34,6 +36,7 @@ class PatchEmbedding(nnx.Module):
     self.kernel = nnx.Param(initializers.lecun_normal()(rngs.params(), shape, jnp.float32))
     self.bias = nnx.Param(jnp.zeros(width)) if bias else None
     self.dtype = dtype
+    self.sharding = sharding
 
   def __call__(self, images: jax.Array) -> jax.Array:
     """(B, h*P, w*P, C) -> (B, h*w, D), row by row."""
@@ -43,7 +46,8 @@ class PatchEmbedding(nnx.Module):
     # A convolution of stride P, written as a matrix product: on a CPU it takes 0.8 of the time.
     grid = images.astype(self.dtype).reshape(b, height // p, p, width // p, p, c)
     patches = grid.transpose(0, 1, 3, 2, 4, 5).reshape(b, -1, p * p * c)
-    tokens = patches @ kernel.reshape(-1, d)
+    product = dense_product.dot_general(self.sharding)
+    tokens = product(patches, kernel.reshape(-1, d), (((2,), (0,)), ((), ())))
     return tokens if self.bias is None else tokens + self.bias[...].astype(self.dtype)
 
 

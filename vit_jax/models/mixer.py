@@ -25,6 +25,7 @@ from flax.nnx import initializers
 from vit_jax.foundation.errors import UserError
 from vit_jax.models import scanned_blocks, variants
 from vit_jax.models.base import Architecture, Model, ModelConfig, Sharding, ShardingRules
+from vit_jax.models.dense_product import Dense
 from vit_jax.models.dropout import Place, drop_path
 from vit_jax.models.flops import Layer
 from vit_jax.models.layers import PatchEmbedding, initial_head, layer_scale, scaled
@@ -201,7 +202,7 @@ class GatingMlp(Mlp):
   def multiplications(tokens: int, patches: int, width: int, hidden: int) -> int:
     return tokens * hidden * (3 * width + tokens)
 
-  def make_layers(self, linear: Callable[[int, int], nnx.Linear], width: int, hidden: int) -> None:
+  def make_layers(self, linear: Callable[[int, int], Dense], width: int, hidden: int) -> None:
     super().make_layers(linear, width, 2 * hidden)
 
   def activate(self, hidden: jax.Array, grid: Places | None) -> jax.Array:
@@ -237,7 +238,8 @@ class Mixer(Model[MixerConfig]):
     self.image_size = architecture.image_size
     self.sharding = sharding
     dtype = jnp.dtype(config.dtype)
-    self.patch_embedding = PatchEmbedding(sizes.patch, channels, sizes.width, dtype=dtype, rngs=rngs)
+    options = {'dtype': dtype, 'sharding': sharding, 'rngs': rngs}
+    self.patch_embedding = PatchEmbedding(sizes.patch, channels, sizes.width, **options)
 
     block = GatingBlock if config.token_mixing == 'gate' else MixerBlock
 

@@ -64,6 +64,7 @@ class ViT(Model['ViTConfig']):
       largest=max((sizes.patch, *config.patch_sizes)),
       bias=config.patch_bias,
       dtype=dtype,
+      sharding=sharding,
       rngs=rngs,
     )
     make_norm = functools.partial(NORMS[config.norm], epsilon=config.norm_epsilon)

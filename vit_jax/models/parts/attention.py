@@ -15,8 +15,9 @@ from flax import nnx
 from flax.typing import Initializer
 from jax.sharding import NamedSharding
 
-from vit_jax.models import dense_product, token_weights
+from vit_jax.models import token_weights
 from vit_jax.models.base import ShardingRules
+from vit_jax.models.dense_product import Dense
 from vit_jax.models.layers import XAVIER
 from vit_jax.models.parts import fused_attention, short_attention, xla_attention
 from vit_jax.models.parts.positions import AttentionPosition
@@ -72,13 +73,17 @@ class Attention(nnx.Module):
       kernel_init: of the flattened matrices, (D, H*Dh) and (H*Dh, D).
       how: the kernel, and what it depends on.
     """
-    options: dict[str, Any] = {'kernel_init': kernel_init, 'dtype': dtype, 'rngs': rngs}
-    options['dot_general'] = dense_product.dot_general(how.sharding)
+    options: dict[str, Any] = {
+      'kernel_init': kernel_init,
+      'dtype': dtype,
+      'sharding': how.sharding,
+      'rngs': rngs,
+    }
     head = (heads, width // heads)
-    self.query = nnx.LinearGeneral(width, head, **options)
-    self.key = nnx.LinearGeneral(width, head, **options)
-    self.value = nnx.LinearGeneral(width, head, **options)
-    self.out = nnx.LinearGeneral(head, width, axis=(-2, -1), **options)
+    self.query = Dense((width,), head, **options)
+    self.key = Dense((width,), head, **options)
+    self.value = Dense((width,), head, **options)
+    self.out = Dense(head, (width,), **options)
     self.query_norm: Any = head_norm and head_norm(head[1])
     self.key_norm: Any = head_norm and head_norm(head[1])
     self.sub_norm: Any = sub_norm and sub_norm(width)
@@ -166,14 +171,13 @@ class Attention(nnx.Module):
     return query, key, self.position.logits(scaled(query), grid)
 
 
-def _row_product(layer: nnx.LinearGeneral, x: jax.Array) -> jax.Array:
+def _row_product(layer: Dense, x: jax.Array) -> jax.Array:
   """(B, N, inputs) -> (B, N, outputs): a layer's product without its bias, heads and their numbers being one axis."""
   x, kernel = (array.astype(layer.dtype) for array in (x, layer.kernel[...]))
-  product = layer.dot_general or jax.lax.dot_general  # that of an adapter, which adds its own
-  return product(x, kernel.reshape(x.shape[-1], -1), (((2,), (0,)), ((), ())))
+  return layer.dot_general(x, kernel.reshape(x.shape[-1], -1), (((2,), (0,)), ((), ())))
 
 
-def _bias(layer: nnx.LinearGeneral) -> jax.Array:
+def _bias(layer: Dense) -> jax.Array:
   """(outputs,)."""
   assert layer.bias is not None, 'the layers of attention have biases'
   return layer.bias[...].astype(layer.dtype).reshape(-1)

@@ -18,8 +18,9 @@ from flax.typing import Initializer
 from jax.sharding import NamedSharding, PartitionSpec
 
 from vit_jax.foundation.registry import Registry
-from vit_jax.models import dense_product, depthwise_convolution, flops
+from vit_jax.models import depthwise_convolution, flops
 from vit_jax.models.base import ShardingRules
+from vit_jax.models.dense_product import Dense
 from vit_jax.models.dropout import Place, dropout
 from vit_jax.models.layers import XAVIER
 from vit_jax.models.parts import activations
@@ -74,8 +75,17 @@ class Mlp(nnx.Module):
       kernel_init, bias_init: of both layers.
       dropout: of hidden units and outputs.
     """
-    options = {'dtype': dtype, 'dot_general': dense_product.dot_general(sharding), 'rngs': rngs}
-    linear = functools.partial(nnx.Linear, kernel_init=kernel_init, bias_init=bias_init, **options)
+    options = {
+      'kernel_init': kernel_init,
+      'bias_init': bias_init,
+      'dtype': dtype,
+      'sharding': sharding,
+      'rngs': rngs,
+    }
+
+    def linear(inputs: int, outputs: int) -> Dense:
+      return Dense((inputs,), (outputs,), **options)
+
     self.make_layers(linear, width, hidden)
     self.dense_out = linear(hidden, width)
     self.sub_norm: Any = sub_norm and sub_norm(hidden)
@@ -104,7 +114,7 @@ class Mlp(nnx.Module):
     x = activate_and_project(params, hidden, keys)
     return dropout(x, self.dropout, keys, Place.MLP_OUT)
 
-  def make_layers(self, linear: Callable[[int, int], nnx.Linear], width: int, hidden: int) -> None:
+  def make_layers(self, linear: Callable[[int, int], Dense], width: int, hidden: int) -> None:
     """The layers that meet the tokens."""
     self.dense_in = linear(width, hidden)
 
@@ -130,7 +140,7 @@ class SwiGlu(Mlp):
   def multiplications(tokens: int, patches: int, width: int, hidden: int) -> int:
     return flops.mlp(tokens, width, hidden) * 3 // 2
 
-  def make_layers(self, linear: Callable[[int, int], nnx.Linear], width: int, hidden: int) -> None:
+  def make_layers(self, linear: Callable[[int, int], Dense], width: int, hidden: int) -> None:
     super().make_layers(linear, width, hidden)
     self.dense_gate = linear(width, hidden)
 
