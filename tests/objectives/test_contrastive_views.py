@@ -81,7 +81,11 @@ def nt_xent(first, second, temperature=0.2):
 @pytest.mark.slow
 @BOTH
 def test_the_whole_loss_is_that_of_numpy_and_running_statistics_move(config):
-  """Given the features of both encoders, which are different networks."""
+  """Given the features of both encoders, which are different networks.
+
+  The heads divide by deviations of few examples, and the loss by a temperature: by the order of a processor's sums it
+  moves by 3e-6 in float32 (an Intel Xeon beside AMD's EPYCs).
+  """
   objective = config.objective
   graphdef, params = tiny.build(config.model, image_size=(8, 8), channels=1, num_classes=0)
   others = jax.tree.map(lambda leaf: 0.8 * leaf + 0.05, params)
@@ -112,8 +116,8 @@ def test_the_whole_loss_is_that_of_numpy_and_running_statistics_move(config):
     x, (mean, var) = heads(np.concatenate(own), params['projection'])
     expected = entropy = nt_xent(x[:B], x[B:])
     candidates = 2 * B - 1
-  np.testing.assert_allclose(loss, expected, rtol=1e-6)
-  np.testing.assert_allclose(math.log(candidates) - metrics['information'], entropy, rtol=1e-6)
+  np.testing.assert_allclose(loss, expected, rtol=1e-5)
+  np.testing.assert_allclose(math.log(candidates) - metrics['information'], entropy, rtol=1e-5)
   for name, value in (('mean', mean), ('var', var)):
     np.testing.assert_allclose(moved['norm_2'][name], value, rtol=1e-5, atol=1e-6)
 
