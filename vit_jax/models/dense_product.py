@@ -1,4 +1,4 @@
-"""The product of a dense layer, in the form that is cheap where it is computed.
+"""The dense layer of attention and MLPs, and its product, in the form that is cheap where it is computed.
 
 JAX's own gradient of a kernel sums over two axes, examples and tokens, for which XLA's CPU client writes a transposed
 copy of an operand, and then multiplies two transposed matrices. Here examples and tokens are one axis, and the

@@ -46,6 +46,7 @@ class PatchEmbedding(nnx.Module):
     # A convolution of stride P, written as a matrix product: on a CPU it takes 0.8 of the time.
     grid = images.astype(self.dtype).reshape(b, height // p, p, width // p, p, c)
     patches = grid.transpose(0, 1, 3, 2, 4, 5).reshape(b, -1, p * p * c)
+    # Nobody asks for the gradient by patches, which a loaded model's product would compute.
     product = jax.lax.dot_general if self.sharding is None else dense_product.dot_general(self.sharding)
     tokens = product(patches, kernel.reshape(-1, d), (((2,), (0,)), ((), ())))
     return tokens if self.bias is None else tokens + self.bias[...].astype(self.dtype)
