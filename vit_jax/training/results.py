@@ -36,9 +36,7 @@ class Result(NamedTuple):
   device: str  # what JAX calls them
   notes: list[str]  # what a reader of the result should know
   images: int = 0  # of the training data; 0: of a probe, or not known
-  begun_from: str = (
-    ''  # digest of what config.init.checkpoint held when the run began; '': none, or not known
-  )
+  begun_from: str = ''  # digest of what config.init.checkpoint held at the start; '': none, or not known
 
 
 def train(config: Config, place: Workdir | pathlib.Path, *, keep: bool, may_diverge: bool = False) -> Result:
