@@ -155,7 +155,7 @@ def _of_run(run: 'Trained | None', checkpoint: str) -> _Asked:
   if evaluator is None or EVALUATORS.name_of(type(evaluator)) != 'classification':
     raise UserError(f'{checkpoint} has no evaluator of its classes; name the images to evaluate.')
   spec = evaluator.source or sources.without_split(trained.source)
-  split, data = sources.evaluated(spec, evaluator.split, trained, trained, run.examples)
+  split, data = sources.evaluated(spec, evaluator.split, trained, trained, run.examples, run.data_version)
   print(f"The data is that of the run's own evaluator {name!r}.")
   asked = _Asked(spec, _SPLIT.value or split, data, evaluator.patch_size)
   _say_if_trained_on(asked, trained)

@@ -43,10 +43,30 @@ def test_a_fold_whose_images_were_moved_to_other_folds_is_not_evaluated(tmp_path
   trained = DataConfig(source=spec, fold='2/5')
   held, images = set(names(open_source(spec, 'val', data=trained))), len(open_training(trained, 0))
   assert evaluated(spec, 'val', DataConfig(), trained, images)[1].fold == '2/5'
+  version = open_training(trained, 0).version()
+  evaluated(spec, 'val', DataConfig(), trained, images, version)
+  (tmp_path / 'bee/0.jpg').rename(tmp_path / 'bee/first.jpg')
+  with pytest.raises(
+    UserError, match=r'has 27 images .* and had others, or other names of them, when the run'
+  ):
+    evaluated(spec, 'val', DataConfig(), trained, images, version)
   photos(tmp_path, {'ant/more': 2})
   assert set(names(open_source(spec, 'val', data=trained))) - held  # of which some were trained on
   with pytest.raises(UserError, match=r'has 29 images to train on by config.data.fold 2/5, and had 27 when'):
     evaluated(spec, 'val', DataConfig(), trained, images)
+
+
+def test_classes_in_another_order_leave_every_image_in_its_fold(tmp_path):
+  photos(tmp_path / 'one', {'dog': 5, 'eel': 6})
+  spec = photos(tmp_path / 'other', {'ant': 7, 'cat': 6, 'dog': 5})
+  for number in range(1, 4):
+    mixed = DataConfig(mixture=((f'folder:{tmp_path}/one', 1), (spec, 1)), fold=f'{number}/3')
+    alone = DataConfig(source=spec, fold=f'{number}/3')
+    for trained, order in ((mixed, None), (alone, ('dog', 'cat', 'ant'))):
+      source = open_training(trained, 0, order)
+      val = open_source(spec, 'val', data=trained, class_names=source.class_names)
+      assert names(val) == names(open_source(spec, 'val', data=alone))
+      assert not set(names(val)) & set(names(source))
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,12 @@ def photos(tmp_path):
   return folder
 
 
+def test_all_images_of_a_folder_are_labelled_however_it_is_named(photos):
+  folder = str(photos.parent)
+  for name in (folder, f'folder:{folder}', f'folder:{folder}:all'):
+    assert len(opened([name])) == IMAGES
+
+
 def claim(workdir, source, teacher=None):
   return labelling.Chunks(workdir, teacher or Seer(), source)
 

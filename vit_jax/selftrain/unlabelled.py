@@ -50,8 +50,10 @@ def opened(arguments: Sequence[str]) -> Unlabelled:
   if first.partition(':')[0] in kinds and not pathlib.Path(first).exists():
     if len(arguments) > 1:
       raise UserError(f'{arguments[1]!r} stands behind a source; name one source, or files and folders.')
-    kind, place, split = sources.parse(first, 'train')
-    source = sources.SOURCES[kind].open(place, split, data=DataConfig(), class_names=None)
+    kind, place, split = sources.parse(first, '')
+    named = sources.SOURCES[kind]
+    split = split or ('all' if named.holds_out(place) else 'train')
+    source = named.open(place, split, data=DataConfig(), class_names=None)
     identity = f'{len(source)} images of {first}'
     return Unlabelled(identity, source.version(), source.is_remote, len(source), source.__getitem__)
   return _of_files([path.absolute() for path in image_files(arguments)])

@@ -64,7 +64,7 @@ def _newest(config: Config, checkpoints: str) -> tuple[int, Run, TrainState, Dat
   run = runs[-1]
   data = sources.placed(config_lib.from_config_dict(meta['config']).data, meta.get('directory'))
   if any(evaluator.source is None for evaluator in config.evaluators.values()):
-    sources.check_fold(data, meta['examples'])
+    sources.check_fold(data, meta['examples'], meta.get('data_version', ''))
   base = read_base(run, meta.get('base'))[0] if config.adapter.rank else {}
   state = run.program.whole(run.program.state._replace(**items), base)
   return step, run, state, data

@@ -9,6 +9,7 @@ last colon is the split if it looks like one, unless the whole is an existing di
 
 import dataclasses
 import difflib
+import functools
 import glob
 import os
 import re
@@ -21,6 +22,7 @@ from vit_jax.data.config import DataConfig
 from vit_jax.data.sources import subset
 from vit_jax.data.sources.base import SOURCES, SPLITS, NamedSource, Source, select, split_names
 from vit_jax.data.sources.cached import Cached
+from vit_jax.data.sources.folder_listing import paths_in
 from vit_jax.data.sources.mixture import Mixture
 from vit_jax.data.sources.tfds_files import INFO
 from vit_jax.foundation import buckets
@@ -112,8 +114,11 @@ def _folded(
       f"{where} stands beside a split 'val', which config.data.fold {fold} would replace; leave it out, or put the "
       f'folders of all classes into one folder without train and val.'
     )
-  whole = SOURCES[kind].open(place, 'all' if holds_out else 'train', data=data, class_names=class_names)
-  numbers = {name: np.flatnonzero(folds.chosen(whole.labels(), name, fold)) for name in folds.SPLITS}
+  opened = functools.partial(SOURCES[kind].open, place, 'all' if holds_out else 'train', data=data)
+  whole = opened(class_names=class_names)
+  # By the place's own numbers of classes: a mixture and a checkpoint have others, and would move images to other folds.
+  labels = whole.labels() if class_names is None else opened(class_names=None).labels()
+  numbers = {name: np.flatnonzero(folds.chosen(labels, name, fold)) for name in folds.SPLITS}
   if split in numbers and not len(numbers[split]):
     raise UserError(
       f"{where} has {len(whole)} images, none of which is in '{split}' of config.data.fold {fold}."
@@ -154,7 +159,7 @@ def evaluated(
   source = SOURCES[kind]
   own = dataclasses.replace(data, fold=trained.fold, val_fraction=trained.val_fraction)
   if _splits_trained_on(spec, trained):
-    check_fold(trained, images)
+    check_fold(trained, images, version)
     return split, own
   if named or not source.holds_out(place):
     return split, dataclasses.replace(data, fold=None)
@@ -204,19 +209,25 @@ def _overlap(one: str, other: str) -> bool:
   return bool(whole & split_names(other) or other_whole & split_names(one))
 
 
-def check_fold(trained: DataConfig, images: int) -> None:
-  """Raises UserError where a run's fold is another one by now: one image more or less moves others to other folds.
+def check_fold(trained: DataConfig, images: int, version: str) -> None:
+  """Raises UserError where a run's fold is another one by now: an image more, less or renamed moves others.
 
-  `images` is how many the run trained on; 0: not known.
+  Args:
+    trained: the data of the run that trained the model.
+    images: how many that run trained on; 0: not known.
+    version: what `Source.version` said of them; '': not known.
   """
   if trained.fold is None or not images:
     return
-  now = len(open_training(trained, 0))
-  if now != images:
-    raise UserError(
-      f'{trained.title} has {now:,} images to train on by config.data.fold {trained.fold}, and had {images:,} when the '
-      'run was trained, so that this fold holds out images that it was trained on; restore them, or name others.'
-    )
+  source = open_training(trained, 0)
+  then, now = paths_in(version), paths_in(source.version())
+  if len(source) == images and (not then or then == now):
+    return
+  had = f'{images:,}' if len(source) != images else 'others, or other names of them,'
+  raise UserError(
+    f'{trained.title} has {len(source):,} images to train on by config.data.fold {trained.fold}, and had {had} when '
+    'the run was trained, so that this fold holds out images that it was trained on; restore them, or name others.'
+  )
 
 
 def _is_copy(spec: str, trained: DataConfig, images: int, version: str) -> bool:

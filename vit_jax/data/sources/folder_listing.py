@@ -10,6 +10,7 @@ import hashlib
 import itertools
 import os
 import pathlib
+import re
 import time
 from collections.abc import Iterator, Sequence
 from concurrent import futures
@@ -26,6 +27,7 @@ EXTENSIONS = ('.jpg', '.jpeg', '.jfif', '.png', '.webp', '.bmp', '.gif', '.tif',
 _WORTH_KEEPING = 10_000  # images; fewer are listed in a moment
 _SETTLED_NS = 2 * 10**9  # after so long, another change of a folder is sure to get another time
 _FORMAT = 5  # of the kept arrays; changes with EXTENSIONS, `other_files` and `is_hidden` too
+_PATHS = ', of their paths '  # before the last digest of `version_of`
 _STAT_THREADS, _STAT_FILES = 16, 1000  # more than processors: on a network they wait; files of one task
 
 
@@ -104,7 +106,7 @@ def files_below(folder: pathlib.Path) -> Iterator[str]:
 
 
 def version_of(paths: Sequence[str], root: str | os.PathLike[str] = '') -> str:
-  """What changes with files that stay where they are: their bytes, and a digest of their sizes and mtimes.
+  """What changes with files that stay where they are: their bytes, and digests of their sizes, mtimes and paths.
 
   Paths are relative to the root; one that is not there counts as that.
   """
@@ -112,13 +114,19 @@ def version_of(paths: Sequence[str], root: str | os.PathLike[str] = '') -> str:
   def states(start: int) -> list[tuple[int, int]]:
     return [_size_and_time(os.path.join(root, path)) for path in paths[start : start + _STAT_FILES]]
 
-  digest, total = hashlib.sha256(), 0
+  digest, names, total = hashlib.sha256(), hashlib.sha256(), 0
   with futures.ThreadPoolExecutor(_STAT_THREADS) as pool:
     found = itertools.chain.from_iterable(pool.map(states, range(0, len(paths), _STAT_FILES)))
     for path, (size, time_ns) in zip(paths, found, strict=True):
       digest.update(_bytes(f'{path}\0{size}\0{time_ns}\n'))
+      names.update(_bytes(f'{path}\n'))
       total += max(size, 0)
-  return f'{total:,} bytes, sha256 of their sizes and times {digest.hexdigest()}'
+  return f'{total:,} bytes, sha256 of their sizes and times {digest.hexdigest()}{_PATHS}{names.hexdigest()}'
+
+
+def paths_in(version: str) -> str:
+  """The digest of paths in what `version_of` said of one folder or several; '' where there is none."""
+  return ' '.join(re.findall(f'{_PATHS}([0-9a-f]+)', version))
 
 
 def folders_in(path: str | pathlib.Path) -> list[str]:
