@@ -8,6 +8,7 @@ import pytest
 from PIL import Image, ImageOps, PngImagePlugin
 
 from vit_jax.data.decode import Picture
+from vit_jax.data.transforms import resize
 from vit_jax.foundation.errors import UserError
 
 
@@ -147,6 +148,23 @@ def test_exif_orientation_is_applied(orientation, form):
   close(decode(data), pixels, 6)
   if form == 'jpeg':
     assert Picture(data, 3, 'x').pixels((16, 24)).shape == (16, 24, 3)
+
+
+@pytest.mark.parametrize('orientation', STORED)
+def test_a_box_of_a_turned_jpeg_is_at_its_place_at_a_reduced_scale(orientation):
+  """Beside the mean of all pixels: 757 and 1,003 leave the file's last pixels at 1/8 partly filled."""
+  coarse = np.random.default_rng(0).integers(0, 256, (12, 16, 3), np.uint8)
+  pixels = cv2.resize(coarse, (1003, 757), interpolation=cv2.INTER_CUBIC)
+  exif, (top, left, height, width) = Image.Exif(), (96, 120, 480, 640)
+  exif[0x0112] = orientation
+  stored = Image.fromarray(np.ascontiguousarray(STORED[orientation](pixels)))
+  file = encode(stored, 'jpeg', exif=exif, quality=95)
+  got, box = Picture(file, 3, 'x').part((top, left, height, width), (60, 80))
+  assert got.shape[1] == 126 and box[2:] == (60, 80)
+  expected = cv2.resize(
+    pixels[top : top + height, left : left + width], (80, 60), interpolation=cv2.INTER_AREA
+  )
+  close(resize(got, (60, 80), box), expected, 3)
 
 
 def xmp(orientation: int) -> bytes:

@@ -37,6 +37,8 @@ _TRANSPOSITIONS = {
 _METADATA = ('exif', 'Raw profile type exif', 'xmp', 'XML:com.adobe.xmp')
 _MODES = {1: 'L', 3: 'RGB'}  # channels -> what Pillow calls them
 _SIDEWAYS = (5, 6, 7, 8)  # the orientations that swap height and width
+# The orientations that turn the order of rows, and of columns, round.
+_BACKWARDS = ((3, 4, 7, 8), (2, 3, 6, 7))
 _REDUCTIONS = (8, 4, 2)  # the DCT of a JPEG decodes to 1/8, 1/4 or 1/2 of the size, and faster
 
 
@@ -106,7 +108,17 @@ class Picture:
     pixels = with_channels(self._decode_rows(int(top + height), factor), self._channels)
     if factor == 1:
       return pixels, box
-    return pixels, (top / factor, left / factor, height / factor, width / factor)
+    down, right = self._before_first(factor)
+    return pixels, (top / factor + down, left / factor + right, height / factor, width / factor)
+
+  def _before_first(self, factor: int) -> tuple[float, float]:
+    """How far the picture's top and left are within its reduced pixels: a file's last ones may be partly filled."""
+    orientation = _orientation(self._file) if self._file else None
+    down, right = (
+      -side % factor / factor if orientation in backwards else 0.0
+      for side, backwards in zip(self.size, _BACKWARDS, strict=True)
+    )
+    return down, right
 
   def _decode_rows(self, bottom: int, factor: int) -> np.ndarray:
     """The rows above `bottom` of a JPEG, and possibly more, at 1 / factor of its size."""
