@@ -120,6 +120,16 @@ def test_value_beyond_the_limits_of_its_option_is_refused(option, value, must):
       )
     ),
     (
+      {'adapter': {'dora': True}},
+      'config.adapter.dora is True, and config.adapter.rank 0 has no adapter, but trains the whole model; set it to '
+      '16, or leave dora out.',
+    ),
+    (
+      {'model': {'name': 'mae', 'head_bias': -10.0}, 'objective': {'name': 'mae'}},
+      'config.model.head_bias is -10.0, which is of a head that a masked autoencoder does not have; leave it out, or '
+      'choose --config.model.name=vit.',
+    ),
+    (
       {'data': {'area': [0.5, 0.1]}},
       'config.data.area is (0.5, 0.1); it must be two shares with 0 < low <= high <= 1.',
     ),

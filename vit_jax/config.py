@@ -220,6 +220,11 @@ class Config:
         f'{path}.adapter.rank is {self.adapter.rank}, and an adapter needs a trained base; name it in '
         f'{path}.init.checkpoint, or set the rank to 0.'
       )
+    if self.adapter.dora and not self.adapter.rank:
+      raise UserError(
+        f'{path}.adapter.dora is True, and {path}.adapter.rank 0 has no adapter, but trains the whole model; set it to '
+        f'16, or leave dora out.'
+      )
     one_class_each = self.data.max_labels is None and self.objective.class_scores() is not None
     if self.init.head == 'probe' and not one_class_each:
       raise UserError(

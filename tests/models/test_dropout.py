@@ -90,6 +90,22 @@ def test_every_place_of_a_block_has_masks_of_its_own(monkeypatch):
   assert places == set(Place)
 
 
+@pytest.mark.parametrize('branch', ['attention_branch', 'mlp_branch'])
+def test_both_of_a_pair_of_parallel_blocks_have_masks_of_their_own(monkeypatch, branch):
+  graphdef, params = tiny.build(tiny.options(**DROP, block='parallel_pairs', unroll=True))
+  seen = []
+
+  def noted(self, z, keys, *_):
+    seen.append(keys)
+    return z
+
+  monkeypatch.setattr(encoder_block.Block, branch, noted)
+  with jax.disable_jit():
+    _call(graphdef, params, tiny.images(), tiny.keys())
+  numbers = {np.asarray(jax.random.key_data(keys)).tobytes() for keys in seen}
+  assert len(numbers) == len(seen) == 2 * tiny.SIZES['depth']
+
+
 def _call(graphdef, params, x, keys):
   return nnx.merge(graphdef, params)(x, keys=keys)
 

@@ -1,5 +1,6 @@
 """The FLOP count against the paper's exaFLOPs, and against the products that the model really computes."""
 
+import dataclasses
 import math
 import re
 
@@ -127,6 +128,17 @@ def test_frozen_parameters_take_from_a_step_what_the_compiler_counts(options):
 
   (whole, said_whole), (part, said_part) = counted(), counted(**options)
   assert said_part / said_whole == pytest.approx(part / whole, rel=0.06)
+
+
+@pytest.mark.parametrize('size', [(8, 8), (16, 16)])
+def test_a_teacher_sees_the_image_and_its_second_crop_whatever_the_local_crops_are(size):
+  objective = SelfDistillationObjective(local_crops=3, local_size=size, patch_weight=0.0)
+  model = tiny.dino()
+  data = c.DataConfig(image_size=(16, 16))
+  config = c.Config(total='1 steps', batch_size=2, model=model, objective=objective, data=data, ema=0.9)
+  run = Run(dataclasses.replace(config, mesh=c.MeshConfig(data=1)), Dataset(64), jax.devices()[:1])
+  one, local = (run.architecture.forward_flops(each) for each in ((16, 16), size))
+  assert run.step_flops((16, 16)) == 2 * (3 * (2 * one + 3 * local) + 2 * one)
 
 
 @pytest.mark.parametrize(

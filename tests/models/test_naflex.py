@@ -13,7 +13,7 @@ from vit_jax.data.preprocess import Preprocess
 from vit_jax.foundation.errors import UserError
 from vit_jax.foundation.naflex import Patches
 from vit_jax.loaded_model import LoadedModel
-from vit_jax.models import naflex, position_resize
+from vit_jax.models import naflex, position_resize, token_weights
 from vit_jax.models.position_resize import PositionResize
 
 GRIDS = [(3, 5), (1, 15), (4, 2), (7, 1)]
@@ -67,6 +67,16 @@ def test_loaded_model_leaves_padding_out_of_what_it_pools():
     model.pool(model.features(padded))
   with pytest.raises(UserError, match="how is 'leading', and this model pools by"):
     model.embeddings(padded, 0, 'leading')
+
+
+@pytest.mark.parametrize('tokens', [257, 729, 1023])
+def test_a_mean_of_weighted_tokens_in_bfloat16_is_not_scaled(tokens):
+  """In bfloat16 729 weights of 1 would sum to 728."""
+  z = (jax.random.normal(jax.random.key(0), (2, tokens, 256)) + 3).astype(jnp.bfloat16)
+  found = token_weights.mean(z, token_weights.TokenWeights(jnp.ones((2, tokens))))
+  expected = np.asarray(z, np.float64).mean(axis=1)
+  assert found.dtype == jnp.bfloat16
+  assert abs((np.asarray(found, np.float64) / expected - 1).mean()) < 4e-4
 
 
 def test_a_gradient_of_padding_is_zero():

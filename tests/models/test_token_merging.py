@@ -34,18 +34,22 @@ def numpy_merged(z, weights, metric, number, leading):
 
 @pytest.mark.parametrize('leading', [0, 1, 2, 5])
 @pytest.mark.parametrize('number', [1, 4, 99])
-def test_the_most_similar_patches_are_merged(leading, number):
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+def test_the_most_similar_patches_are_merged(leading, number, dtype):
   rng = np.random.default_rng(number)
   z, metric = rng.normal(size=(2, 3, 18, 7))
+  metric = jnp.asarray(
+    metric + (0 if dtype == 'float32' else 8), dtype
+  )  # similar keys, whose cosines are near 1
   weights = rng.integers(1, 4, (3, 18)).astype(float)
   found, sizes = token_merging.merged(
     jnp.asarray(z, jnp.float32),
     TokenWeights(jnp.asarray(weights, jnp.float32)),
-    jnp.asarray(metric, jnp.float32),
+    metric,
     number,
     leading,
   )
-  number = min(number, (18 - leading) // 2)
+  number, metric = min(number, (18 - leading) // 2), np.asarray(metric, np.float64)
   assert found.shape == (3, 18 - number, 7)
   for image in range(3):
     expected = numpy_merged(z[image], weights[image], metric[image], number, leading)

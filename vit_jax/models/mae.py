@@ -53,7 +53,7 @@ class MaeConfig(ViTConfig):
 
   @property
   def decoder(self) -> ViTConfig:
-    """The options of the decoder's blocks: its own sizes, no dropout, and else those of the encoder."""
+    """The options of the decoder's blocks: its own sizes, no dropout, and few of the encoder's options."""
     return ViTConfig(
       variant='custom',
       patch=self.sizes.patch,
@@ -116,6 +116,8 @@ class MaeConfig(ViTConfig):
     super().check(path)
     does_not = 'which a masked autoencoder does not have'
     self.check_only(path, does_not, pool='none', mask_token=False, distillation_token=False)
+    head = {'pre_logits_size': None, 'cosine_head': False, 'head_bias': 0.0, 'final_norm': 'tokens'}
+    self.check_only(path, 'which is of a head that a masked autoencoder does not have', **head)
 
 
 class Decoder(nnx.Module):

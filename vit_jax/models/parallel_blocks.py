@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 import jax
 from flax import nnx
 
-from vit_jax.models.dropout import Place, drop_path
+from vit_jax.models.dropout import Place, drop_path, fold_in
 from vit_jax.models.encoder_block import Block
 from vit_jax.models.token_weights import Places
 
@@ -57,12 +57,13 @@ class ParallelPairs(nnx.Module):
     moves: jax.Array | None = None,
   ) -> jax.Array:
     path_keys = keys if self.first.drops_path else None
-    pair = self.first, self.second
+    own_keys = (None, None) if keys is None else (fold_in(keys, 0), fold_in(keys, 1))
+    pair = list(zip((self.first, self.second), own_keys, strict=True))
     with jax.named_scope('attention'):
-      first, second = (block.attention_branch(z, keys, grid, moves) for block in pair)
+      first, second = (block.attention_branch(z, own, grid, moves) for block, own in pair)
       z = z + drop_path(first + second, drop_path_rate, path_keys, Place.ATTENTION_PATH)
     with jax.named_scope('mlp'):
-      first, second = (block.mlp_branch(z, keys, grid) for block in pair)
+      first, second = (block.mlp_branch(z, own, grid) for block, own in pair)
       return z + drop_path(first + second, drop_path_rate, path_keys, Place.MLP_PATH)
 
   def weights(self, z: jax.Array, grid: Places) -> jax.Array:

@@ -49,6 +49,7 @@ def merged(
   number = min(number, (z.shape[1] - leading) // 2)
   if not number:
     return z, weights
+  metric = metric.astype(jnp.float32)  # in bfloat16 alike patches would have equal similarities
   unit = metric / jnp.linalg.norm(metric, axis=-1, keepdims=True)
   parity = leading % 2  # as the authors' code, which counts the tokens before the patches too
   first, second = (unit[:, leading + (parity ^ odd) :: 2] for odd in (0, 1))

@@ -41,11 +41,11 @@ def bias(grid: Places | None) -> jax.Array | None:
 
 
 def mean(tokens: jax.Array, weights: TokenWeights | None) -> jax.Array:
-  """(B, N, D) -> (B, D): the weighted mean of tokens; None: each counts as much."""
+  """(B, N, D) -> (B, D): the weighted mean of tokens, summed in float32; None: each counts as much."""
   if weights is None:
     return tokens.mean(axis=1)
-  values = weights.values[..., None].astype(tokens.dtype)
-  return (tokens * values).sum(axis=1) / values.sum(axis=1)
+  values = weights.values[..., None]
+  return ((tokens * values).sum(axis=1) / values.sum(axis=1)).astype(tokens.dtype)
 
 
 def largest(tokens: jax.Array, weights: TokenWeights | None) -> jax.Array:

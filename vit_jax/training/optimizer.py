@@ -247,6 +247,8 @@ def rmsprop_scaling(optimizer: OptimizerConfig) -> optax.GradientTransformation:
 def muon_scaling(optimizer: OptimizerConfig) -> optax.GradientTransformation:
   """Muon of the kernels as matrices, and Adam of all else, by one learning rate: that of Adam (arXiv 2502.16982).
 
+  Both have Nesterov's momentum, as in optax: that Adam is NAdam.
+
   Attention's (D, H, Dh) is a matrix (D, H Dh), its (H, Dh, D) one of (H Dh, D), and a convolution's (h, w, C, outputs)
   one of (h w C, outputs), as the authors flatten them; each block of a stack is orthogonalised by itself.
   """

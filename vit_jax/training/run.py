@@ -141,8 +141,8 @@ class Run:
     extra = objective.extra_crops(self.config.data)
     crops = [image_size, *(crop.size for crop in extra for _ in range(crop.number))]
     each = sum(map(self._flops_of_an_image, crops))
-    if objective.learns_from_ema:
-      each += sum(self.architecture.forward_flops(size) for size in crops if size == image_size)
+    if objective.learns_from_ema:  # of the image and its second crop
+      each += 2 * self.architecture.forward_flops(image_size)
     each += objective.own_flops(dataclasses.replace(self.architecture, image_size=image_size))
     gradients = 2 if self.config.optimizer.sam_radius else 1
     return float(self.config.batch_size * (gradients * each + self.frozen.forward_flops()))
