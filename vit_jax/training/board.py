@@ -106,10 +106,10 @@ def _histograms(params: dict[str, jax.Array]) -> dict[str, dict[str, jax.Array]]
 def _summary_writer(folder: pathlib.Path, resume_step: int) -> 'tensorboardX.SummaryWriter':
   """TensorBoard's writer, which drops the events after `resume_step`.
 
-  tensorboardX imports PyTorch wherever it is installed, which takes seconds and is of no use here: None in
-  `sys.modules` keeps it out.
+  tensorboardX imports PyTorch and clients of buckets wherever they are installed, which takes a second or more and is
+  of no use here: None in `sys.modules` keeps them out.
   """
-  hidden = {} if 'torch' in sys.modules else {'torch': None}
+  hidden = dict.fromkeys({'torch', 'boto3', 'google.cloud.storage'} - sys.modules.keys())
   sys.modules.update(hidden)  # pyright: ignore[reportArgumentType, reportCallIssue]
   try:
     import tensorboardX
