@@ -14,9 +14,19 @@ import numpy as np
 import pytest
 from PIL import Image
 from released_files import read, write_folder
-from transformers_peers import make_peer, safetensors_numpy, tensors_in, transformers
+from transformers_peers import (
+  MLP,
+  SIZES,
+  TEXT,
+  VISION,
+  make_peer,
+  safetensors_numpy,
+  tensors_in,
+  transformers,
+)
 
 from vit_jax.foundation.errors import UserError
+from vit_jax.pretrained import formats
 
 pytestmark = pytest.mark.slow  # it compares with another framework
 
@@ -58,6 +68,39 @@ def test_images_are_prepared_as_by_transformers_both_ways(name, tmp_path):
   np.testing.assert_allclose(given, wanted, atol=1e-5)
   again = read(tmp_path / 'ours').preprocess
   np.testing.assert_allclose(again(photographs), wanted, atol=1e-5)
+
+
+# Of each family one whose class AutoImageProcessor knows, and sizes that it has.
+UNNAMED = {
+  'aimv2_vision_model': ('Aimv2VisionModel', {**MLP, 'image_size': 16}),
+  'beit': ('BeitModel', {**MLP, 'image_size': 16}),
+  'bit': ('BitModel', {'embedding_size': 32, 'hidden_sizes': [128, 256], 'depths': [1, 1]}),
+  'clip': ('CLIPModel', {'vision_config': VISION, 'text_config': TEXT, 'projection_dim': 8}),
+  'data2vec-vision': ('Data2VecVisionModel', {**MLP, 'image_size': 16}),
+  'deit': ('DeiTModel', {**MLP, 'image_size': 16}),
+  'dinov2': ('Dinov2Model', {'mlp_ratio': 2, 'image_size': 16}),
+  'efficientnet': ('EfficientNetModel', {'image_size': 16, 'width_coefficient': 1.0, 'hidden_dim': 1280}),
+  'ijepa': ('IJepaModel', {**MLP, 'image_size': 16}),
+  'metaclip_2': ('MetaClip2Model', {'vision_config': VISION, 'text_config': TEXT, 'projection_dim': 8}),
+  'pixio': ('PixioModel', {'mlp_ratio': 2, 'image_size': 16}),
+  'siglip': ('SiglipModel', {'vision_config': VISION, 'text_config': TEXT}),
+  'vit_msn': ('ViTMSNModel', {**MLP, 'image_size': 16}),
+}
+
+
+@pytest.mark.parametrize('name', UNNAMED)
+def test_file_that_names_no_processor_is_that_of_its_model(name, tmp_path):
+  cls, options = UNNAMED[name]
+  cls = getattr(transformers, cls)
+  shared = {} if {'vision_config', 'embedding_size'} & options.keys() else SIZES
+  cls(cls.config_class(**shared, **options)).save_pretrained(tmp_path)
+  size = {'size': {'height': 16, 'width': 16}, 'crop_size': {'height': 16, 'width': 16}}
+  (tmp_path / 'preprocessor_config.json').write_text(json.dumps(size))
+  theirs = transformers.AutoImageProcessor.from_pretrained(tmp_path, backend='pil')
+  photographs = make_photographs()
+  wanted = theirs(photographs, return_tensors='np')['pixel_values'].transpose(0, 2, 3, 1)
+  found = formats.preprocess(tmp_path, image_size=(16, 16))
+  np.testing.assert_allclose(found(photographs), wanted, atol=1e-5)
 
 
 def test_preprocessing_for_another_size_is_adapted_and_noted(tmp_path):

@@ -38,7 +38,12 @@ _OTHER_STEPS = ('crop_pct', 'do_pad', 'do_flip_channel_order', 'keep_aspect_rati
 
 
 def read(
-  folder: pathlib.Path, *, image_size: tuple[int, int] | None, channels: int, default: dict[str, Any]
+  folder: pathlib.Path,
+  *,
+  image_size: tuple[int, int] | None,
+  channels: int,
+  default: dict[str, Any],
+  processor: str = 'ViT',
 ) -> tuple[Preprocess, tuple[str, ...]]:
   """How a folder's images are prepared.
 
@@ -47,6 +52,7 @@ def read(
     image_size: height, width of the model's input; None: any, so that the file decides, or 224 pixels.
     channels: of it.
     default: arguments of `Preprocess` for a folder without that file.
+    processor: how its class begins, where the file does not name it: 'CLIP'.
 
   Returns:
     The preparation, for `image_size` where it is given, and sentences about it.
@@ -64,6 +70,8 @@ def read(
       f'{folder} has no {FILE}: images are prepared as is usual for its kind of model, '
       f'mean {default["mean"]} and standard deviation {default["std"]}.',
     )
+  if not _kind(values):
+    values = values.with_defaults({'image_processor_type': processor})
   result = _described(values, image_size, channels)
   size = result.size
   if any_size or size == tuple(image_size):

@@ -97,7 +97,11 @@ class TransformersFormat(FolderFormat):
     if family.shorter is not None:
       default['shorter'] = round(max(architecture.image_size) * family.shorter)
     preprocess, about_images = preprocessor_config.read(
-      folder, image_size=architecture.image_size, channels=architecture.channels, default=default
+      folder,
+      image_size=architecture.image_size,
+      channels=architecture.channels,
+      default=default,
+      processor=family.processor or family.stem,
     )
     return Layout(
       architecture=architecture,

@@ -53,6 +53,7 @@ _AIMV2 = Family(
   },
   model='VisionModel',
   classifier=None,
+  processor='CLIP',
 )
 
 _COMPUTED = (

@@ -32,6 +32,7 @@ _BEIT = Family(
   HALF | {'method': 'bicubic'},
   biases=(('blocks/attention/key/bias', None, False),),
   ignored={**UNUSED, r'lm_head\..*|layernorm\..*': 'The head of masked patches is left out.'},
+  processor='Beit',
 )
 
 

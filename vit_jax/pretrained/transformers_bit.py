@@ -56,7 +56,9 @@ class BitFormat(FolderFormat):
     model = with_told(folder, _model(values), options.told)
     channels = values.integer('num_channels', 3)
     num_classes = files.shapes.get('classifier.1.bias', (0,))[0]
-    preprocess, notes = preprocessor_config.read(folder, image_size=None, channels=channels, default=HALF)
+    preprocess, notes = preprocessor_config.read(
+      folder, image_size=None, channels=channels, default=HALF, processor='Bit'
+    )
     architecture = Architecture(model, preprocess.size, channels, num_classes)
     check_depth(files, architecture)
     prefix = files.prefix('bit.')

@@ -128,6 +128,7 @@ _CLIP_VISION = Family(
   outside=(Rule('pre_logits/kernel', 'visual_projection.weight', 'into'),),
   model='VisionModel',
   classifier=None,
+  processor='CLIP',
 )
 
 

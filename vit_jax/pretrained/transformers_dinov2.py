@@ -41,6 +41,7 @@ _DINOV2 = Family(
   IMAGENET,
   shorter=256 / 224,
   square=True,
+  processor='Bit',
 )
 
 

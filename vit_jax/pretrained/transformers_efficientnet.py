@@ -68,7 +68,7 @@ class EfficientNetFormat(FolderFormat):
     image_size, channels = values.sides('image_size', 600), values.integer('num_channels', 3)
     num_classes = files.shapes.get('classifier.bias', (0,))[0]
     preprocess, notes = preprocessor_config.read(
-      folder, image_size=image_size, channels=channels, default=IMAGENET
+      folder, image_size=image_size, channels=channels, default=IMAGENET, processor='EfficientNet'
     )
     architecture = Architecture(model, image_size, channels, num_classes)
     prefix = files.prefix(_PREFIX)

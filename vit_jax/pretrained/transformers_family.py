@@ -85,6 +85,8 @@ class Family:
   # None: all of it is.
   section: str | None = None
   square: bool = False  # whether images must be square
+  # How the class of its image processor begins, where a file does not name it; '': as `stem`.
+  processor: str = ''
 
   def common(self, values: JsonObject) -> dict[str, Any]:
     """Options of `ViTConfig` that are read alike of all kinds; `values` have the defaults of the family."""

@@ -40,6 +40,7 @@ class PixioFormat(TransformersFormat):
       'bicubic',
       IMAGENET,
       classifier=None,
+      processor='Bit',
     )
   }
   bare_pool = 'leading'
