@@ -26,7 +26,7 @@ from transformers_peers import (
 )
 
 from vit_jax.foundation.errors import UserError
-from vit_jax.pretrained import formats
+from vit_jax.pretrained import formats, preprocessor_config
 
 pytestmark = pytest.mark.slow  # it compares with another framework
 
@@ -100,6 +100,19 @@ def test_file_that_names_no_processor_is_that_of_its_model(name, tmp_path):
   photographs = make_photographs()
   wanted = theirs(photographs, return_tensors='np')['pixel_values'].transpose(0, 2, 3, 1)
   found = formats.preprocess(tmp_path, image_size=(16, 16))
+  np.testing.assert_allclose(found(photographs), wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize('beside', [{}, {'image_processor': {'image_mean': [0.48, 0.45, 0.4]}}])
+def test_section_of_processor_config_comes_first(beside, tmp_path):
+  processor = {'image_processor_type': 'ViTImageProcessor', 'size': {'height': 16, 'width': 32}}
+  (tmp_path / 'preprocessor_config.json').write_text(json.dumps(processor | {'image_std': [0.1, 0.2, 0.3]}))
+  beside = {name: processor | section for name, section in beside.items()}
+  (tmp_path / 'processor_config.json').write_text(json.dumps({'processor_class': 'Mine'} | beside))
+  theirs = transformers.ViTImageProcessorPil.from_pretrained(tmp_path)
+  found, _ = preprocessor_config.read(tmp_path, image_size=None, channels=3, default={})
+  photographs = make_photographs()
+  wanted = theirs(photographs, return_tensors='np')['pixel_values'].transpose(0, 2, 3, 1)
   np.testing.assert_allclose(found(photographs), wanted, atol=1e-5)
 
 

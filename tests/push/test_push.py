@@ -207,7 +207,10 @@ def test_what_was_pushed_gives_the_same_logits_elsewhere(kind, golden, hub, tmp_
 def test_what_is_pushed_replaces_a_model_or_adapter_that_was_there_and_no_other_file(hub, tmp_path):
   adapter, whole = ['adapter_config.json', 'adapter_model.safetensors'], ['config.json', 'model.safetensors']
   shards = ['model-00001-of-00002.safetensors', 'model.safetensors.index.json']
-  for name, new, before in (('whole', whole, [*adapter, *shards]), ('adapter', adapter, [*whole, *shards])):
+  for name, new, before in (
+    ('whole', whole, [*adapter, *shards, 'processor_config.json']),
+    ('adapter', adapter, [*whole, *shards]),
+  ):
     before += [f'{before[1]}.sha256']
     folder = tmp_path / name
     folder.mkdir()

@@ -20,6 +20,7 @@ _OF_A_MODEL = (
   'config.json',
   'model.safetensors.index.json',
   'preprocessor_config.json',
+  'processor_config.json',
   'vit_jax.json',
 )
 

@@ -11,7 +11,7 @@ from vit_jax.foundation.errors import UserError
 from vit_jax.pretrained.json_values import JsonObject
 
 FILE = 'preprocessor_config.json'
-_WITH_TOKENIZER = 'processor_config.json'  # in whose place it may be a section of this one
+_WITH_TOKENIZER = 'processor_config.json'  # of which a section may stand before it, as in transformers
 _RESAMPLE: dict[int, Method] = {0: 'nearest', 1: 'lanczos', 2: 'bilinear', 3: 'bicubic'}  # Pillow's numbers
 _SIZE = (224, 224)
 _LARGEST_SIDE = 2**14  # pixels
@@ -62,7 +62,9 @@ def read(
   """
   path, any_size = folder / FILE, image_size is None
   image_size = image_size or _SIZE
-  values = JsonObject.read(path) if path.exists() else _beside_tokenizer(folder)
+  values = _beside_tokenizer(folder)
+  if values is None and path.exists():
+    values = JsonObject.read(path)
   if values is None:
     if channels != len(default['mean']):  # the numbers are of colours
       default = default | {'mean': _HALF, 'std': _HALF}
