@@ -1,6 +1,7 @@
 """Runs of a transfer that have ended, and the choice of a rate."""
 
 import dataclasses
+import json
 import math
 import os
 import shutil
@@ -10,6 +11,7 @@ import tiny
 
 from vit_jax import config as c
 from vit_jax.foundation.errors import NotFinite, UserError
+from vit_jax.pretrained import formats
 from vit_jax.training import preprocessing, results
 from vit_jax.training.resume import claim
 from vit_jax.transfer import lines
@@ -45,6 +47,39 @@ def test_results_of_what_a_checkpoint_held_before_are_not_put_beside_new_ones(go
     results.read(config, tmp_path / 'run')
   file.unlink()
   assert results.read(config, tmp_path / 'run') == result
+
+
+@pytest.mark.parametrize(
+  'changed', ['base/model.safetensors', 'base/config.json', 'adapter/adapter_model.safetensors']
+)
+def test_what_is_read_beside_a_checkpoints_file_is_of_its_contents(changed, tmp_path):
+  texts = {
+    'base/model.safetensors': 'numbers',
+    'base/config.json': '{"model_type": "vit"}',
+    'adapter/adapter_model.safetensors': 'numbers',
+    'adapter/adapter_config.json': json.dumps({'base_model_name_or_path': str(tmp_path / 'base')}),
+  }
+  for name, text in texts.items():
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text(text)
+  sources = [tmp_path / 'adapter', tmp_path / 'base', tmp_path / 'base/model.safetensors']
+  before = [formats.contents(source) for source in sources]
+  assert before == [formats.contents(source) for source in sources]
+  (tmp_path / changed).write_text(texts[changed] + ' ')
+  differ = [old != formats.contents(source) for old, source in zip(before, sources, strict=True)]
+  assert differ == [True, *(2 * ['base' in changed])]
+
+
+def test_one_of_several_files_has_the_contents_of_all(tmp_path):
+  names = [f'model-0000{number}-of-00002.safetensors' for number in (1, 2)]
+  index = {'weight_map': {name: name for name in names}}
+  (tmp_path / 'model.safetensors.index.json').write_text(json.dumps(index))
+  (tmp_path / 'config.json').write_text('{"model_type": "vit"}')
+  for name in names:
+    (tmp_path / name).write_text('numbers')
+  before = formats.contents(tmp_path / names[0])
+  (tmp_path / names[1]).write_text('others')
+  assert formats.contents(tmp_path / names[0]) != before
 
 
 def test_rate_is_chosen_by_accuracy_then_by_loss_and_a_loss_that_is_no_number_loses():

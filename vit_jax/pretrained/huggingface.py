@@ -17,6 +17,7 @@ import numpy as np
 from vit_jax.data.preprocess import Preprocess
 from vit_jax.foundation import pytrees
 from vit_jax.foundation.errors import UserError
+from vit_jax.foundation.files import digest
 from vit_jax.models.base import Architecture
 from vit_jax.models.vit_config import ViTConfig
 from vit_jax.pretrained import safetensors_files
@@ -121,6 +122,12 @@ class FolderFormat(Format):
   def read(self, path: pathlib.Path, options: ReadOptions) -> Pretrained:
     with self._opened(path, options, sums=True) as (files, layout):
       return _read(files, layout)
+
+  def contents(self, path: pathlib.Path) -> str:
+    """Of a file, also of what `read` takes beside it: configs, and the others of several files."""
+    if path.is_dir():
+      return super().contents(path)
+    return digest(sorted({*path.parent.glob('*config.json'), *safetensors_files.paths_of(path)[0]}))
 
   def peek(self, path: pathlib.Path, options: ReadOptions) -> tuple[Architecture, Preprocess]:
     with self._opened(path, options) as (_, layout):

@@ -47,6 +47,13 @@ class PeftFormat(Format):
     return (path / CONFIG).is_file()
 
   def read(self, path: pathlib.Path, options: ReadOptions) -> Pretrained:
+    return applied(formats.read(self._base(path), **vars(options)), path)
+
+  def contents(self, path: pathlib.Path) -> str:
+    return f'{super().contents(path)} of {formats.contents(self._base(path))}'
+
+  def _base(self, path: pathlib.Path) -> str:
+    """Where the base of a folder is; UserError where that is not for a folder to say."""
     config = JsonObject.read(path / CONFIG)
     address, revision = config.text('base_model_name_or_path'), config.raw('revision')
     if is_text(revision) and hub.guessed(address):
@@ -56,7 +63,7 @@ class PeftFormat(Format):
       raise UserError(
         f'{path} names no base that is a model here; write vit_jax.load(BASE, adapter={str(path)!r}).'
       )
-    return applied(formats.read(address, **vars(options)), path)
+    return address
 
   def unfit(self, pretrained: Pretrained) -> str | None:
     if pretrained.adapted is None:

@@ -42,7 +42,7 @@ class TensorFiles:
     self._stack = contextlib.ExitStack()
     self._file_of: dict[str, Any] = {}
     self._prefix = ''  # of all names in the files, which is not in those here
-    self._paths, self.notes = _paths(self.source)  # sentences for the person on which of the files are read
+    self._paths, self.notes = paths_of(self.source)  # sentences for the person on which of the files are read
     self.shapes: dict[
       str, tuple[int, ...]
     ] = {}  # of each tensor by name, but for integers that follow from them
@@ -177,7 +177,7 @@ def _stored_sum(path: pathlib.Path) -> str:
     return file.read(64).decode('ascii', errors='replace').lower()
 
 
-def _paths(source: pathlib.Path) -> tuple[list[pathlib.Path], tuple[str, ...]]:
+def paths_of(source: pathlib.Path) -> tuple[list[pathlib.Path], tuple[str, ...]]:
   """The files to read, as transformers chooses them, and sentences on those that are not read."""
   if source.is_file():
     index = source.with_name(_INDEX)
