@@ -19,6 +19,7 @@ from transformers_peers import (
   transformers,
 )
 
+from vit_jax.foundation.errors import UserError
 from vit_jax.pretrained.base import FORMATS
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('precise')]  # it compares with another framework
@@ -107,6 +108,25 @@ def test_a_model_of_another_family_has_timms_logits_and_is_written_for_timm(name
   np.testing.assert_allclose(logits_of(again, images), theirs, atol=1e-6, rtol=1e-6)
   once_more = read(tmp_path / 'ours')
   np.testing.assert_allclose(make_ours(once_more)(images), ours, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+  'norm', ['LayerNormFp32', 'rms_norm', 'rmsnormfp32', 'simplenorm', 'simple_norm_fp32']
+)
+def test_norm_that_a_config_names_is_timms_or_refused(norm, tmp_path):
+  peer = randomise(timm.create_model('vit_base_patch16_224', **SIZES, norm_layer=norm), seed=0)
+  save(peer, tmp_path)
+  path = tmp_path / 'config.json'
+  values = json.loads(path.read_text())
+  values['model_args']['norm_layer'] = norm
+  path.write_text(json.dumps(values))
+  if norm.startswith('simple'):
+    with pytest.raises(UserError, match=f"it has norm_layer '{norm}', and vit_jax has layernorm"):
+      read(tmp_path)
+    return
+  pretrained = read(tmp_path)
+  images = make_images(pretrained)
+  np.testing.assert_allclose(make_ours(pretrained)(images), logits_of(peer, images), atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize(

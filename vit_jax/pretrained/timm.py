@@ -42,6 +42,8 @@ _KNOWN = {
   *('pos_drop_rate', 'patch_drop_rate', 'attn_drop_rate', 'weight_init', 'fix_init', 'head_init_scale'),
   *('dynamic_img_size', 'dynamic_img_pad'),
 }
+# Names of norms that ours are, without underscores; timm has SimpleNorm too, whose tensors are those of RMSNorm.
+_NORMS = ('layernorm', 'layernormfp32', 'rmsnorm', 'rmsnormfp32')
 _POOLS: dict[str, Pooling] = {
   'token': 'token',
   'avg': 'gap_patches',
@@ -137,6 +139,10 @@ def _check(shapes: Shapes, name: str, arguments: JsonObject) -> None:
   if 'conv_proj.weight' in shapes:
     raise UnknownModelError("its tensors have torchvision's names")
   timm_config.check_arguments(arguments, _KNOWN)
+  for option in ('norm_layer', 'embed_norm_layer'):
+    norm = arguments.text(option)
+    if norm and norm.replace('_', '').lower() not in _NORMS:
+      raise UnknownModelError(f'it has {option} {norm!r}, and vit_jax has {", ".join(_NORMS)}')
 
 
 def _model(shapes: Shapes, name: str, arguments: JsonObject, pool: str) -> tuple[ViTConfig, Defaults]:
