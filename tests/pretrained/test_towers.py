@@ -313,11 +313,21 @@ def two_towers(name: str, folder) -> Any:
     peer, padding = peer_of('siglip'), 'max_length'
   else:
     end = 2 if name == 'clip by argmax' else WORDS.index('</s>')
-    cls = getattr(transformers, 'MetaClip2Model' if name == 'metaclip2' else 'CLIPModel')
+    cls = getattr(transformers, 'MetaClip2Model' if name.startswith('metaclip2') else 'CLIPModel')
     text = {**TEXT, 'eos_token_id': end}
     options = TOWERS['clip'].options | {'text_config': text}
     peer, padding = randomise(cls(cls.config_class(**options)), 0), True
   peer.save_pretrained(folder)
+  if name.endswith('sections twice'):
+    values = json.loads((folder / 'config.json').read_text())
+    for section in ('vision_config', 'text_config'):
+      others = {'hidden_act': 'relu', 'layer_norm_eps': 0.5, 'num_attention_heads': 2}
+      values[f'{section}_dict'] = {
+        key: value for key, value in values[section].items() if key != 'hidden_act'
+      }
+      values[section] |= others
+    (folder / 'config.json').write_text(json.dumps(values))
+    peer = load_whole(type(peer), folder)
   tokenizer = save_tokenizer(folder, start='' if name == 'siglip' else '<s> ')
 
   def logits(images: np.ndarray, texts) -> np.ndarray:
@@ -329,7 +339,10 @@ def two_towers(name: str, folder) -> Any:
   return logits
 
 
-@pytest.mark.parametrize('name', ['clip', 'clip by argmax', 'metaclip2', 'siglip'])
+@pytest.mark.parametrize(
+  'name',
+  ['clip', 'clip by argmax', 'clip, sections twice', 'metaclip2', 'metaclip2, sections twice', 'siglip'],
+)
 def test_classes_by_their_names_get_the_logits_of_transformers(name, tmp_path):
   logits = two_towers(name, tmp_path / 'peer')
   alone = read(tmp_path / 'peer')

@@ -55,6 +55,10 @@ class _TwoTowersFormat(TransformersFormat):
   # Of a folder of both: `model_type`, and the name of the class.
   both: ClassVar[tuple[str, str]]
 
+  def sections(self, values: JsonObject) -> JsonObject:
+    """A config.json with the sections that count as 'vision_config' and 'text_config'."""
+    return values
+
   @abc.abstractmethod
   def texts_layout(self, values: JsonObject, whole: JsonObject) -> TextLayout:
     """What a folder of two towers holds of texts; `values` are those of the text tower, of the `whole` config.json."""
@@ -64,6 +68,7 @@ class _TwoTowersFormat(TransformersFormat):
     """What config.json says of texts beside 'text_config', and within it beside what `text_towers.section` does."""
 
   def layout(self, files: TensorFiles, values: JsonObject, options: ReadOptions) -> Layout:
+    values = self.sections(values)
     layout = super().layout(files, values, options)
     if not options.pretraining or 'text_config' not in values:
       return layout
@@ -91,6 +96,7 @@ class _TwoTowersFormat(TransformersFormat):
 
   def texts(self, path: pathlib.Path, texts: Sequence[str], pretrained: Pretrained) -> Texts:
     whole = config_of(path)
+    whole = whole and self.sections(whole)
     if whole is None or 'text_config' not in whole:
       return super().texts(path, texts, pretrained)
     with TensorFiles(path) as files:
@@ -146,6 +152,12 @@ class ClipFormat(_TwoTowersFormat):
     'metaclip_2_vision_model': dataclasses.replace(_CLIP_VISION, stem='MetaClip2'),
     'metaclip_2': dataclasses.replace(_CLIP_PAIR, stem='MetaClip2'),
   }
+
+  def sections(self, values: JsonObject) -> JsonObject:
+    for name in ('vision_config', 'text_config'):
+      old = values.raw(f'{name}_dict')  # wins, and its class's defaults too, over what the section says
+      values = values if old is None else values.without(name).with_defaults({name: old})
+    return values
 
   def options(self, values: JsonObject, head: str | None, files: TensorFiles | None) -> dict[str, Any]:
     options: dict[str, Any] = {'pre_norm': True, 'patch_bias': False}
