@@ -77,6 +77,7 @@ def test_another_size_cuts_in_proportion():
     ({}, None),
     ({'shorter': 24}, None),
     ({'whole': (24, 20), 'timm': 'squash'}, None),  # a rest of 4: there is no half pixel
+    ({'whole': (17, 14), 'timm': 'squash'}, 'rounds the place of the cut otherwise'),  # 3 rows of a border
     ({'shorter': 24, 'timm': 'center'}, 'rounds the place of the cut otherwise'),
     ({'whole': (22, 18), 'timm': 'center'}, r'no resize of this kind \(timm_center, \(22, 18\) pixels\)'),
     ({'antialias': False}, 'the bilinear resize of this checkpoint does not'),

@@ -79,13 +79,13 @@ def cut(image: np.ndarray, size: Size, *, half_even: bool = False, fill: npt.Arr
   Args:
     image: (H, W, C).
     size: of the middle.
-    half_even: half a pixel is rounded to the even one, as by torchvision's CenterCrop; otherwise down, as by
-      transformers.
+    half_even: half a pixel is rounded to the even one, as by torchvision's CenterCrop, which puts the odd row of a
+      border below; otherwise down, and the odd row above, as by transformers.
     fill: the border's value: one for all channels, or one for each.
   """
   missing = [max(wanted - side, 0) for side, wanted in zip(image.shape, size, strict=False)]
   if any(missing):
-    (top, left), (height, width) = (side // 2 for side in missing), image.shape[:2]
+    (top, left), (height, width) = ((side + (not half_even)) // 2 for side in missing), image.shape[:2]
     framed = np.empty((height + missing[0], width + missing[1], image.shape[2]), image.dtype)
     framed[:] = fill
     framed[top : top + height, left : left + width] = image

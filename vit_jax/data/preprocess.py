@@ -205,7 +205,8 @@ class Preprocess:
   def _cut_is_even(self) -> bool:
     """Whether the middle of every image is cut at the same place however half a pixel is rounded."""
     rests = (large - small for large, small in zip(self.whole or self.size, self.size, strict=True))
-    return self.resize_rule[0] == 'squash' and all(rest % 4 != 3 for rest in rests)
+    odd = any(rest % 2 if rest < 0 else rest % 4 == 3 for rest in rests)
+    return self.resize_rule[0] == 'squash' and not odd
 
   def _prepared(self, image: np.ndarray) -> Any:
     """An image (H, W, C), resized and cut, (*size, C); with `max_patches` `Patches`. uint8, or float32 in 0 … 255."""

@@ -30,7 +30,8 @@ def add(graph: Graph, preprocess: Preprocess, batch: Dim, height: Dim, width: Di
   if missing is not None:
     if preprocess.timm == 'border':
       ground = np.clip(np.rint(255 * mean), 0, 255)
-    before, none = missing / 2, np.array([0, 0])
+    before = (missing if preprocess.timm is not None else missing + 1) / 2  # the odd row, as in geometry.cut
+    none = np.array([0, 0])
     (borders,) = graph.add('Concat', [none, before.name, none, (missing - before).name], axis=0)
     pixels = (pixels - ground.astype(np.float32)).of('Pad', Number(graph, borders, np.int64), 0)
   normal = pixels * (1 / (255 * std)).astype(np.float32) + ((ground / 255 - mean) / std).astype(np.float32)

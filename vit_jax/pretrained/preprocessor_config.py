@@ -151,7 +151,7 @@ def _sizes(
   """`size`, `shorter` and `whole` of a `Preprocess`."""
   kind = _kind(values)
   # A plain number is both sides, but for the processors that are CLIP's or follow it.
-  resized = _size(values, 'size', image_size, square=not kind.startswith(('Bit', 'CLIP')))
+  resized = _size(values, 'size', image_size, square=not kind.startswith(('Bit', 'CLIP', 'Siglip')))
   if values.flag('do_center_crop', False):
     cut = _size(values, 'crop_size', image_size, square=True)
     if isinstance(cut, int):
@@ -188,9 +188,8 @@ def _size(values: JsonObject, name: str, default: tuple[int, int], *, square: bo
 
 def _normalisation(values: JsonObject, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
   """Mean and standard deviation of pixels in 0 … 1."""
-  factor = (
-    values.number('rescale_factor', 1 / 255, low=1e-9, high=1e6) if values.flag('do_rescale', True) else 1.0
-  )
+  rescaled = values.flag('do_rescale', True)
+  factor = values.number('rescale_factor', 1 / 255, low=1e-9, high=1e6) if rescaled else 1.0
   mean, std = (0.0,), (1.0,)
   if values.flag('do_normalize', True):
     mean = values.numbers('image_mean', _HALF, channels, low=-1e6)
@@ -198,7 +197,7 @@ def _normalisation(values: JsonObject, channels: int) -> tuple[tuple[float, ...]
   if values.flag('include_top', False):  # divides once more
     again = values.numbers('image_std', _HALF, channels, low=1e-6)
     std = tuple(s * a for s, a in zip(_each(std, channels), _each(again, channels), strict=True))
-  if values.flag('rescale_offset', False):  # takes 1 off before
+  if rescaled and values.flag('rescale_offset', False):  # takes 1 off before
     mean = tuple(m + 1 for m in mean)
   scale = 255 * factor  # (pixel * factor - mean) / std, in terms of pixel / 255
   if math.isclose(scale, 1.0, rel_tol=1e-6):
