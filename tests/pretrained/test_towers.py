@@ -117,9 +117,16 @@ TOWERS = {
     {**VISION, 'mlp_ratio': 4, 'use_swiglu_ffn': True, 'num_labels': 3},
     'logits',
   ),
+  'dinov2 alone': Tower(
+    'Dinov2WithRegistersForImageClassification',
+    {**VISION, 'mlp_ratio': 4, 'num_register_tokens': 0, 'num_labels': 3},
+    'logits',
+    'Dinov2ForImageClassification',
+  ),
   'dinov3': Tower(
     'DINOv3ViTModel', {**VISION, 'image_size': [16, 32], 'num_register_tokens': 3}, 'pooler_output'
   ),
+  'dinov3 alone': Tower('DINOv3ViTModel', {**VISION, 'num_register_tokens': 0}, 'pooler_output'),
   'dinov3 gated': Tower(
     'DINOv3ViTModel',
     {**VISION, 'num_register_tokens': 4, 'use_gated_mlp': True, 'hidden_act': 'silu', 'key_bias': True},

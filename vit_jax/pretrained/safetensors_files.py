@@ -31,6 +31,8 @@ STEP_COUNT = 'num_batches_tracked'
 _WRAPPED = 'timm_model.'
 # Ends of the names of integers that follow from the sizes, beside it.
 _INTEGERS = (f'.{STEP_COUNT}', 'position_ids', 'relative_position_index')
+# Tokens of which a model may have none, as a tensor without elements.
+_REGISTERS = 'register_tokens'
 
 
 class TensorFiles:
@@ -73,12 +75,15 @@ class TensorFiles:
         view = file.get_slice(name)
         if view.get_dtype() not in _DTYPES:
           raise UserError(f'{path} holds {name} as {view.get_dtype()}, and parameters are floating point.')
+        shape = tuple(view.get_shape())
+        if name.endswith(_REGISTERS) and shape[1:2] == (0,):
+          continue
         if name in self._file_of:
           raise UserError(
             f'{path} holds {name}, which another file beside it holds too; keep the files of one model.'
           )
         self._file_of[name] = file
-        self.shapes[name] = shape = tuple(view.get_shape())
+        self.shapes[name] = shape
         if 0 in shape:
           raise UserError(f'{path} holds {name} of shape {shape}, which has no elements; check the file.')
         self.dtypes.add(view.get_dtype())

@@ -246,9 +246,11 @@ def _rotary_grid(arguments: JsonObject, defaults: Defaults) -> int | None:
 
 
 def _position(shapes: Shapes, defaults: Defaults) -> str:
-  if any('rel_pos' in name or 'relative_position' in name for name in shapes):
-    return 'relative'
   learned = 'pos_embed' in shapes
+  if any('rel_pos' in name or 'relative_position' in name for name in shapes):
+    if learned:
+      raise UnknownModelError('it has positions of several kinds')
+    return 'relative'
   if defaults.rotary:
     return f'learned+{defaults.rotary}' if learned else defaults.rotary
   return 'learned' if learned else 'none'

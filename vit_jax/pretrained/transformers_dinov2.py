@@ -70,7 +70,7 @@ class DinoV2Format(TransformersFormat):
       swiglu = {'mlp': 'swiglu', 'activation': 'silu'}
     registers = 0
     if self.families[values.text('model_type')].tokens.registers is not None:
-      registers = values.integer('num_register_tokens', 4)
+      registers = values.count('num_register_tokens', 4)
     return {
       'mlp_dim': hidden,
       'register_tokens': registers,
@@ -200,4 +200,7 @@ class DinoV3Format(TransformersFormat):
     }
 
   def constants(self, model: ViTConfig) -> dict[str, np.ndarray]:
-    return {'embeddings.mask_token': np.zeros((1, 1, model.sizes.width), np.float32)}
+    tensors = {'embeddings.mask_token': np.zeros((1, 1, model.sizes.width), np.float32)}
+    if not model.register_tokens:
+      tensors['embeddings.register_tokens'] = np.zeros((1, 0, model.sizes.width), np.float32)
+    return tensors
