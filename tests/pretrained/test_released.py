@@ -1,5 +1,6 @@
 """Released .npz files: the logits of the original code, every naming, and every kind of bad file."""
 
+import dataclasses
 import re
 import zipfile
 
@@ -15,6 +16,7 @@ from vit_jax.foundation.errors import UserError
 from vit_jax.models.mixer import MixerConfig
 from vit_jax.models.parts.stems import ResNetStem
 from vit_jax.pretrained import released
+from vit_jax.pretrained.base import FORMATS
 
 
 def stem_stages(stem, images):
@@ -130,6 +132,29 @@ def test_grid_that_is_not_square_needs_its_image_size(golden, tmp_path):
   with pytest.raises(UserError, match=r'which image_size \(16, 32\) does not give'):
     read(tmp_path / 'x.npz', image_size=(16, 32))
   assert read(tmp_path / 'x.npz', image_size=(16, 24)).architecture.image_size == (16, 24)
+
+
+@pytest.mark.parametrize(
+  ('size', 'why'), [((16, 32), None), ((16, 64), r'of 4 x 4 patches, a square, and this has 2 x 8; choose')]
+)
+def test_oblong_grid_is_read_again_or_not_written_where_a_square_would_be_read(size, why, golden, tmp_path):
+  pretrained = read(path(golden, 'a_vit_token'))
+  width = pretrained.params['position_embedding'].shape[-1]
+  table = np.random.default_rng(0).random((1, 1 + size[0] * size[1] // 64, width), np.float32)
+  oblong = dataclasses.replace(
+    pretrained,
+    architecture=dataclasses.replace(pretrained.architecture, image_size=size),
+    params=pretrained.params | {'position_embedding': table},
+  )
+  if why:
+    with pytest.raises(UserError, match=why):
+      FORMATS['npz']().write(oblong, tmp_path / 'x.npz')
+    assert not (tmp_path / 'x.npz').exists()
+    return
+  assert any(f'image_size={size}' in note for note in FORMATS['npz']().write(oblong, tmp_path / 'x.npz'))
+  again = read(tmp_path / 'x.npz', image_size=size)
+  assert again.architecture.image_size == size
+  np.testing.assert_array_equal(again.params['position_embedding'], table)
 
 
 @pytest.mark.slow

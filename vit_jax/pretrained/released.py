@@ -112,10 +112,16 @@ class ReleasedFormat(Format):
       return f'it has no place for {missing}'
     flat = _without_empty(pretrained)
     nameless = sorted(path for path in flat if names.name(path, '2020') is None)
-    if not nameless:
-      # What a reader finds: a parameter that it would not look for has no place either.
-      nameless = sorted(flat.keys() - _as_read(pretrained, names).shapes().keys())
-    return f'it has no place for {some(nameless)}' if nameless else None
+    if nameless:
+      return f'it has no place for {some(nameless)}'
+    # What a reader finds: a parameter that it would not look for has no place either.
+    found, size = _as_read(pretrained, names), pretrained.architecture.image_size
+    nameless = sorted(flat.keys() - found.shapes().keys())
+    if nameless:
+      return f'it has no place for {some(nameless)}'
+    grids = [' x '.join(map(str, model.grid(side))) for side in (found.image_size, size)]
+    oblong = size[0] != size[1] and grids[0] != grids[1]
+    return f'it is read as one of {grids[0]} patches, a square, and this has {grids[1]}' if oblong else None
 
   def write(
     self, pretrained: Pretrained, destination: str | os.PathLike[str], *, naming: str | None = None
