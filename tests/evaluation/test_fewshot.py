@@ -13,21 +13,11 @@ from sklearn import linear_model, neighbors
 from vit_jax import config as c
 from vit_jax.evaluation import features, fewshot
 from vit_jax.evaluation.features import Features
-from vit_jax.evaluation.probes import GRIDS, PROBES, Ridge, Standard
+from vit_jax.evaluation.probes import GRIDS, PROBES, Standard
 from vit_jax.foundation.errors import UserError
 from vit_jax.prepare import run as prepare_run
 from vit_jax.prepare.images import Shrinking
 from vit_jax.training.run import Dataset, Run, evaluate
-
-
-@pytest.mark.parametrize(('examples', 'width'), [(200, 30), (30, 200)])
-def test_ridge_is_scikit_learns(examples, width):
-  rng = np.random.default_rng(0)
-  x, y = rng.normal(size=(examples, width)), rng.normal(size=(examples, 7))
-  solution = Ridge(x, y)
-  for l2 in (0.01, 1.0, 300.0):
-    expected = linear_model.Ridge(alpha=l2, fit_intercept=False).fit(x, y).coef_.T
-    np.testing.assert_allclose(solution.weights(l2), expected, atol=1e-5, rtol=1e-5)
 
 
 def clusters(count: int, seed: int, classes: int = 4, spread: float = 2.0) -> Features:
@@ -38,15 +28,16 @@ def clusters(count: int, seed: int, classes: int = 4, spread: float = 2.0) -> Fe
   return Features((centres[labels] + spread * rng.normal(size=(count, 20))).astype(np.float32), labels)
 
 
-def test_the_ridge_probe_is_scikit_learns_on_standardised_features():
-  train, test = clusters(40, 0), clusters(200, 1)
-  scale = Standard([train.values])
-  x = np.hstack([scale(train.values), np.full((40, 1), 100.0)])
+@pytest.mark.parametrize('examples', [40, 12])  # more than features, and fewer
+def test_the_ridge_probe_is_scikit_learns_on_standardised_features(examples):
+  train, test = clusters(examples, 0), clusters(200, 1)
+  scale, predict = Standard([train.values]), PROBES['ridge'](*train, 4)
+  x, new = (np.pad(scale(part.values), ((0, 0), (0, 1)), constant_values=100.0) for part in (train, test))
   np.testing.assert_allclose(x[:, :-1].std(axis=0), 1, atol=1e-4)
   targets = 2.0 * np.eye(4)[train.labels] - 1
-  expected = linear_model.Ridge(alpha=3.0, fit_intercept=False).fit(x, targets)
-  predicted = expected.predict(np.hstack([scale(test.values), np.full((200, 1), 100.0)])).argmax(axis=1)
-  np.testing.assert_array_equal(PROBES['ridge'](*train, 4)(test.values, 3.0), predicted)
+  for l2 in GRIDS['ridge']:
+    expected = linear_model.Ridge(alpha=l2, fit_intercept=False).fit(x, targets).predict(new).argmax(axis=1)
+    np.testing.assert_array_equal(predict(test.values, l2), expected)
 
 
 def test_weighted_neighbours_are_scikit_learns():
