@@ -1,8 +1,6 @@
 """Chosen images become records, each of them, of whatever kind its file is."""
 
 import io
-import pathlib
-import tarfile
 
 import numpy as np
 import pytest
@@ -11,7 +9,6 @@ from PIL import Image
 from vit_jax.data.config import DataConfig
 from vit_jax.data.decode import Picture
 from vit_jax.data.sources import open_source
-from vit_jax.foundation.errors import UserError
 from vit_jax.prepare import run
 from vit_jax.prepare.images import Shrinking
 from vit_jax.selftrain import samples
@@ -83,28 +80,3 @@ def test_records_of_a_prepared_set_become_records_whatever_their_files_are_calle
   found = labelled(source, tmp_path / 'run')
   assert {pixels(record.image).tobytes() for record in found} == {pixels(one).tobytes() for one in contents}
   assert len(found) == len(contents)
-
-
-def test_images_that_an_earlier_version_lost_are_missed_and_found_again(tmp_path):
-  """It gave a sample the ending of its file, which `prepare` left out if it did not know it."""
-  names = ['0.jpg', '1.ppm', '2.png']
-  for seed, name in enumerate(names):
-    (tmp_path / name).write_bytes(encoded(name[2:], seed))
-  source, workdir = opened([str(tmp_path / name) for name in names]), tmp_path / 'run'
-  shards = workdir / 'samples-top1-confidence0-per_classall'
-  shards.mkdir(parents=True)
-  with tarfile.open(shards / 'train-000000.tar', 'w') as tar:
-    for number, name in enumerate(names):
-      label = b'{"labels": [0], "weights": [1.0]}'
-      ending = pathlib.PurePath(name).suffix
-      for part, content in ((ending, (tmp_path / name).read_bytes()), ('.json', label)):
-        member = tarfile.TarInfo(f'{number:012}{part}')
-        member.size = len(content)
-        tar.addfile(member, io.BytesIO(content))
-  said = r'1.0.0 has 2 records, and 3 images were chosen; remove it and start the same command again'
-  for _ in ('samples', 'the data set of them'):
-    with pytest.raises(UserError, match=said):
-      labelled(source, workdir)
-  for path in (workdir / samples.DATA_SET).iterdir():
-    path.unlink()
-  assert len(labelled(source, workdir)) == 3

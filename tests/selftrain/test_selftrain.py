@@ -110,7 +110,7 @@ def test_same_command_again_changes_nothing_and_other_teachers_or_one_at_the_sam
   chosen = next(line for line in labelled.splitlines() if line.startswith('Chose '))
   assert chosen in command(place, *flags) and digests(place / 'labelled') == before
   said = command(place, *flags, '--teachers=one', code=2)
-  assert "has predictions with teachers ['one', 'two'], not ['one']; choose another --workdir." in said
+  assert "has predictions of other teachers: ['one', 'two'], not ['one']; choose another --workdir." in said
   said = command(place, *flags, '--confidence=0.2', code=2)
   assert 'was prepared with source' in said and 'or remove that one' in said
   with Lease(place / 'labelled'):

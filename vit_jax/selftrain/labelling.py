@@ -6,7 +6,7 @@ import json
 import logging
 import pathlib
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import filelock
@@ -157,22 +157,22 @@ class Chunks:
     settings = {
       'teachers': teachers.checkpoints,
       'images': source.identity,
-      'digests': teachers.digests,
-      'version': source.version,
+      **{
+        f'contents of {name}': digest
+        for name, digest in zip(teachers.checkpoints, teachers.digests, strict=True)
+      },
+      'contents of the images': source.version,
     }
     path = workdir / 'selftrain.json'
     with self._locked():
-      there = _settings(path) if path.exists() else {}
-      if there and (difference := _difference(there, settings)) is not None:
-        raise UserError(f'{workdir} has predictions {difference}; choose another --workdir.')
-      if there.keys() < settings.keys() and any(self._folder.glob('*.npz')):
-        _log.warning(
-          '%s has predictions of an earlier version, which did not write down what tells teachers and images from '
-          'others at the same places; if one of them has changed meanwhile, choose another --workdir.',
-          workdir,
-        )
-      if there != settings:
+      if not path.exists():
         files.write_json(path, settings)
+      there = _settings(path)
+      for name, new in settings.items():
+        if (old := there.get(name)) != new:
+          raise UserError(
+            f'{workdir} has predictions of other {name}: {old!r}, not {new!r}; choose another --workdir.'
+          )
 
   def label(
     self, teachers: Teachers, source: Unlabelled, part: tuple[int, int], progress: Callable[[int], Any]
@@ -224,30 +224,12 @@ class Chunks:
       ) from None
 
 
-def _difference(there: Mapping[str, Any], settings: Mapping[str, Any]) -> str | None:
-  """Of what else the predictions are than `settings` say, to follow 'has predictions'.
-
-  None: of the same. An earlier version did not write digests and version.
-  """
-  for name in ('teachers', 'images'):
-    if there.get(name) != settings[name]:
-      return f'with {name} {there.get(name)!r}, not {settings[name]!r}'
-  before = there.get('digests', settings['digests'])
-  for checkpoint, old, new in zip(settings['teachers'], before, settings['digests'], strict=False):
-    if old != new:
-      return f'of {checkpoint} before it changed (its digest was {old}, and is {new})'
-  old, new = there.get('version', settings['version']), settings['version']
-  return f'of images before some of them changed (they had {old}, and have {new})' if old != new else None
-
-
 def _settings(path: pathlib.Path) -> dict[str, Any]:
   """What a workdir's predictions are of; UserError where the file is damaged."""
   try:
     settings = json.loads(path.read_bytes())
     if not isinstance(settings, dict):
       raise ValueError('it is not a JSON object')
-    if not isinstance(settings.get('digests', []), list):
-      raise ValueError('its digests are not a list')
   except (OSError, ValueError) as error:
     raise UserError(f'{path} is damaged ({error}); choose another --workdir.') from error
   return settings

@@ -12,7 +12,6 @@ from PIL import Image
 
 from vit_jax.data.decode import Picture
 from vit_jax.data.sources.folder_listing import EXTENSIONS
-from vit_jax.data.sources.tfds import builder_of
 from vit_jax.foundation import cpus, files, signals
 from vit_jax.foundation.errors import Preempted, UserError
 from vit_jax.prepare import run
@@ -45,7 +44,7 @@ def prepare(
   The shards that it is made of take as much room again until it is complete. A soft label has all classes with names.
 
   Raises:
-    UserError: no image is chosen, or there is a data set that was chosen otherwise, or has not all that were chosen.
+    UserError: no image is chosen, or there is a data set that was chosen otherwise.
   """
   numbers, unreadable = choose(predictions, choice), int((predictions.classes[:, 0] < 0).sum())
   if not len(numbers):
@@ -69,19 +68,8 @@ def prepare(
     except KeyboardInterrupt:
       raise Preempted('Interrupted.') from None
   shutil.rmtree(shards, ignore_errors=True)
-  _check_records(data_set, len(numbers))
   longest = max(len(_label(predictions, number, choice.top)[0]) for number in numbers)
   return Labels(numbers, longest, unreadable)
-
-
-def _check_records(data_set: str, chosen: int) -> None:
-  """Raises UserError if there are not as many records as images were chosen, as earlier versions left it."""
-  records = sum(split.num_examples for split in builder_of(data_set).info.splits.values())
-  if records != chosen:
-    raise UserError(
-      f'{data_set} has {records:,} records, and {chosen:,} images were chosen; remove it and start the same '
-      f'command again.'
-    )
 
 
 def _write(
