@@ -186,18 +186,14 @@ def test_rmsprop_is_tensorflows():
 @pytest.mark.parametrize(
   ('options', 'said'),
   [
-    ({'name': 'loin'}, "config.optimizer: there is no optimizer 'loin'; did you mean 'lion'"),
-    ({'name': 'novograd'}, "'novograd' is no optimizer here: it needs norms or maxima of layers"),
-    ({'name': 'sm3'}, "'sm3' is no optimizer here: it needs norms or maxima of layers"),
-    ({'name': 'lbfgs'}, "'lbfgs' is no optimizer here: it needs a line search"),
-    ({'name': 'adamw'}, "'adam' with optimizer.weight_decay is AdamW"),
+    (
+      {'name': 'loin'},
+      r"config.optimizer: there is no optimizer 'loin' \(did you mean 'lion'\?\); choose one of sgd",
+    ),
+    ({'name': 'novograd'}, "there is no optimizer 'novograd'.*; choose one of sgd, .*, yogi, where"),
+    ({'name': 'adamw'}, "did you mean 'adam'.* 'adam' is AdamW with weight_decay"),
     ({'name': 'sgd', 'b1': 0.9}, "the optimizer 'sgd' does not take b1; it takes momentum"),
     ({'name': 'rms', 'momentum_dtype': 'bfloat16'}, "the optimizer 'rms' does not take momentum_dtype"),
-    (
-      {'name': 'polyak'},
-      "the optimizer 'polyak' needs the value at every step, which it is not given; choose another",
-    ),
-    ({'name': 'rprop'}, "the optimizer 'rprop' needs learning_rate; add it to optimizer.arguments"),
   ],
 )
 def test_optimizers_and_arguments_that_optax_does_not_have_are_refused(options, said):

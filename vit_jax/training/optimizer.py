@@ -1,11 +1,10 @@
 """Optimizers, put together from optax by the config: the direction of a step, without the learning rate."""
 
-import contextlib
 import dataclasses
 import difflib
 import inspect
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, Self
 
 import jax
@@ -101,18 +100,12 @@ class OptimizerConfig:
     return dataclasses.replace(self, **{name: defaults[name] for name in unset})
 
 
-# What optax has as `scale_by_NAME` and is no optimizer here: name -> why.
-_NOT_HERE = {
-  'distance_over_gradients': 'it sets the learning rate itself, which the schedule does here',
-  'factored_rms': "'adafactor' is it, block by block",
-  'lbfgs': 'it needs a line search over the loss of all images',
-  'learning_rate': 'the schedule has it',
-  'schedule': 'the schedule has it',
-  **dict.fromkeys(
-    per_layer.NOT_OF_STACKS, 'it needs norms or maxima of layers, which a stack of blocks has as one'
-  ),
-}
-
+# Optimizers that are `optax.scale_by_NAME`: those that need gradients alone, and no norms or maxima of layers, which a
+# stack of blocks has as one.
+_OF_OPTAX = (
+  *('adadelta', 'adam', 'adamax', 'adan', 'amsgrad', 'belief', 'lion', 'optimistic_gradient', 'radam', 'rms'),
+  *('rss', 'sign', 'stddev', 'yogi'),
+)
 # Optimizers that optax does not have as `scale_by_NAME`: name -> function of an `OptimizerConfig`.
 OPTIMIZERS: Registry[Any] = Registry(
   'optimizer',
@@ -157,7 +150,7 @@ def make_optimizer(optimizer: OptimizerConfig, params: Params) -> optax.Gradient
 
 
 def scaling(optimizer: OptimizerConfig) -> optax.GradientTransformation:
-  """The optimizer's own part, gradients -> directions; UserError for what there is not, or needs more than these."""
+  """The optimizer's own part, gradients -> directions; UserError for a name or an argument that is not there."""
   if optimizer.name in OPTIMIZERS.names():
     function: Callable[..., Any] = OPTIMIZERS[optimizer.name]
     return function(optimizer)
@@ -169,60 +162,23 @@ def scaling(optimizer: OptimizerConfig) -> optax.GradientTransformation:
       arguments[name] = value
   if optimizer.momentum_dtype != 'float32':
     arguments['mu_dtype'] = jnp.dtype(optimizer.momentum_dtype)
-  _check_arguments(optimizer.name, arguments, inspect.signature(make).parameters)
-  transformation = make(**arguments)
-  _check_needs_gradients_only(optimizer.name, transformation)
-  return transformation
-
-
-def _check_arguments(
-  optimizer: str, arguments: Collection[str], taken: Mapping[str, inspect.Parameter]
-) -> None:
-  """Raises UserError for an argument that an optimizer of optax does not take, or one that it needs and has not."""
+  taken = inspect.signature(make).parameters
   for name in arguments:
     if name not in taken:
       option = 'momentum_dtype' if name == 'mu_dtype' else name
-      raise UserError(f'the optimizer {optimizer!r} does not take {option}; it takes {", ".join(taken)}')
-  for name, parameter in taken.items():
-    if parameter.default is parameter.empty and name not in arguments:
-      raise UserError(f'the optimizer {optimizer!r} needs {name}; add it to optimizer.arguments')
-
-
-def _check_needs_gradients_only(optimizer: str, transformation: optax.GradientTransformation) -> None:
-  """Raises UserError for an optimizer whose steps need more than gradients and parameters, such as the loss."""
-  update = inspect.getfullargspec(transformation.update)
-  for name in update.kwonlyargs:
-    if name not in (update.kwonlydefaults or {}):
-      raise UserError(
-        f'the optimizer {optimizer!r} needs the {name} at every step, which it is not given; choose another one'
-      )
+      raise UserError(f'the optimizer {optimizer.name!r} does not take {option}; it takes {", ".join(taken)}')
+  return make(**arguments)
 
 
 def _optax_function(name: str) -> Callable[..., optax.GradientTransformation]:
-  """`optax.scale_by_NAME`; UserError where optax has none."""
-  if name in _NOT_HERE:
-    raise UserError(f'{name!r} is no optimizer here: {_NOT_HERE[name]}; choose another one')
-  if found := getattr(optax, f'scale_by_{name}', None):
-    return found
-  known = [
-    each.removeprefix('scale_by_') for each in (*OPTIMIZERS.names(), *filter(_is_optimizer, dir(optax)))
-  ]
-  near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
-  if name == 'adamw':
-    hint = "'adam' with optimizer.weight_decay is AdamW"
-  else:
-    hint = f'did you mean {near[0]!r}?' if near else f'choose one of {", ".join(known)}'
-  raise UserError(f'there is no optimizer {name!r}; {hint}')
-
-
-def _is_optimizer(function: str) -> bool:
-  """Whether a function of optax is a `scale_by_NAME` that needs no more than gradients."""
-  name = function.removeprefix('scale_by_')
-  if name == function or name in _NOT_HERE:
-    return False
-  with contextlib.suppress(UserError):
-    return bool(scaling(OptimizerConfig(name)))
-  return False
+  """`optax.scale_by_NAME`; UserError where that is no optimizer here."""
+  if name in _OF_OPTAX:
+    return getattr(optax, f'scale_by_{name}')
+  known = (*OPTIMIZERS.names(), *_OF_OPTAX)
+  near = ''.join(f" (did you mean '{each}'?)" for each in difflib.get_close_matches(name, known, n=1))
+  raise UserError(
+    f"there is no optimizer {name!r}{near}; choose one of {', '.join(known)}, where 'adam' is AdamW with weight_decay"
+  )
 
 
 def momentum_scaling(optimizer: OptimizerConfig) -> optax.GradientTransformation:

@@ -14,9 +14,6 @@ from vit_jax.foundation import pytrees
 # Paths of parameters that hold several blocks: all of them, also those of a second tower, or an EfficientNet's stage.
 _STACK = re.compile(r'(^|/)(blocks|stage\d+/others)/')
 
-# Scalings of optax by norms or maxima of whole arrays, for which it would take a stack.
-NOT_OF_STACKS = ('novograd', 'param_block_norm', 'param_block_rms', 'sm3', 'trust_ratio')
-
 
 def trust_ratio() -> optax.GradientTransformation:
   """LAMB's (arXiv 1904.00962, algorithm 2, with the identity as φ): each update times ‖parameter‖ / ‖update‖.
