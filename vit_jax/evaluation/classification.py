@@ -23,8 +23,7 @@ from vit_jax.foundation.errors import UserError
 from vit_jax.models import flexible_patches
 from vit_jax.models.base import Model, ModelConfig
 from vit_jax.models.capabilities import FlexiblePatches
-from vit_jax.objectives.base import ClassScores
-from vit_jax.objectives.classification import ranks
+from vit_jax.objectives.classification import ClassificationObjective, ranks
 from vit_jax.options import Size
 from vit_jax.parallel import mesh as mesh_lib
 
@@ -161,7 +160,7 @@ def _check_patch(model: ModelConfig, patch: int, data: DataConfig, option: str) 
 
 def make_eval_step(
   graphdef: nnx.GraphDef,
-  class_scores: ClassScores,
+  class_scores: ClassificationObjective,
   data: DataConfig,
   mesh: jax.sharding.Mesh,
   *,
@@ -198,7 +197,10 @@ def make_eval_step(
 
 
 def answers(
-  class_scores: ClassScores, logits: jax.Array, labels: jax.Array, weights: jax.Array | None = None
+  class_scores: ClassificationObjective,
+  logits: jax.Array,
+  labels: jax.Array,
+  weights: jax.Array | None = None,
 ) -> dict[str, jax.Array]:
   """Fields of `Examples`: what logits (B, K) say of examples with labels (B,), or lists (B, n) and their weights."""
   targets = class_scores.targets(labels, logits.shape[-1], weights)

@@ -7,7 +7,7 @@ A newcomer writes one file with a frozen dataclass of options that is an `Object
 import abc
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,9 @@ from vit_jax.foundation.errors import UserError
 from vit_jax.foundation.registry import Registry
 from vit_jax.models.base import Architecture, DType, Model, ModelConfig
 from vit_jax.models.capabilities import PrototypeOptions, TextTowerOptions, ViewOptions
+
+if TYPE_CHECKING:
+  from vit_jax.objectives.classification import ClassificationObjective
 
 Metrics = dict[str, jax.Array]
 # The batch's images, float32 (B, H, W, C), to a frozen model's logits, float32 (B, K).
@@ -51,29 +54,6 @@ class Texts(NamedTuple):
 
   prompts: tuple[str, ...]  # in which {} stands for the name of an image's class, {text} for its caption
   tokenizer: str  # 'bytes', or the folder of a tokenizer (pretrained/captions.py)
-
-
-class ClassScores(Protocol):
-  """What logits say of classes, for evaluation and prediction; `ClassificationObjective` has it.
-
-  Attributes:
-    class_weights: of the training loss; by `Objective.with_counts` a number for each class, or None.
-  """
-
-  @property
-  def class_weights(self) -> Any: ...
-
-  def targets(self, labels: jax.Array, num_classes: int, weights: jax.Array | None = None) -> jax.Array:
-    """float32 (B, K): the target of each class for labels (B,), or lists (B, n) and perhaps their weights."""
-    ...
-
-  def cross_entropy(self, logits: jax.Array, targets: jax.Array, *, smooth: bool = True) -> jax.Array:
-    """float32 (B,): the loss of logits (B, K) and targets (B, K), with label smoothing if `smooth`."""
-    ...
-
-  def confidence(self, logits: jax.Array) -> jax.Array:
-    """float32 (B,): the probability of the most probable class."""
-    ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,8 +141,8 @@ class Objective(abc.ABC):
     """What makes a text for each image, 'text' of a batch, the numbers of its tokens, int32 (B, N); None: no texts."""
     return None
 
-  def class_scores(self) -> ClassScores | None:
-    """What the head's outputs say of the data's classes; None: they are not of classes."""
+  def class_scores(self) -> 'ClassificationObjective | None':
+    """What evaluation and probes ask of logits and the data's classes; None: logits are not of classes."""
     return None
 
   @property

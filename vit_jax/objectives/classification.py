@@ -12,7 +12,7 @@ import optax
 from vit_jax.data.config import DataConfig
 from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import Model, ModelConfig
-from vit_jax.objectives.base import Batch, ClassScores, Metrics, Objective, requested_classes
+from vit_jax.objectives.base import Batch, Metrics, Objective, requested_classes
 from vit_jax.options import NotNegative, Rate
 
 
@@ -73,7 +73,7 @@ class ClassificationObjective(Objective):
       )
     return dataclasses.replace(self, class_weights=weights)
 
-  def class_scores(self) -> ClassScores:
+  def class_scores(self) -> Self:
     return self
 
   @property

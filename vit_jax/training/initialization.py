@@ -23,7 +23,7 @@ from vit_jax.pretrained.adapt import adapt, begins_anew
 from vit_jax.pretrained.base import Pretrained
 from vit_jax.training.run import Run
 from vit_jax.training.state import TrainState
-from vit_jax.training.step import Init, Params, Program
+from vit_jax.training.step import Params, Program
 
 
 def read_initial(
@@ -110,7 +110,7 @@ def initial_state(program: Program, seed: int, arrays: dict[str, np.ndarray]) ->
   return state._replace(ema=copied(state.variables) if program.state.ema else {})
 
 
-def _computed(begin: Init, seed: int) -> TrainState:
+def _computed(begin: jax.stages.Wrapped, seed: int) -> TrainState:
   """What a function makes of a seed. It runs once, so that it is compiled in half the time, to code that is as fast."""
   options: Any = {'xla_backend_optimization_level': 1} if jax.default_backend() == 'cpu' else None
   return begin.lower(np.uint32(seed)).compile(options)(np.uint32(seed))

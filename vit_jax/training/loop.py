@@ -37,8 +37,6 @@ from vit_jax.training.workdir import Workdir, open_workdir
 
 _LINES = 20  # the fewest log lines of a run that has so many steps
 
-Step = Callable[[TrainState, Any, Any], tuple[TrainState, dict[str, jax.Array]]]
-
 # Called after each step, when its numbers are logged: (step, state, the values that were logged at this step). The next
 # step takes the state's memory: copy what you keep of it.
 OnStep = Callable[[int, TrainState, Mapping[str, float]], None]
@@ -140,7 +138,7 @@ class _Training:
     if self._first_step >= self._run.timeline.total or self._stopper.due:
       self._screen.counted(meta.get('evaluated', {}))
 
-  def _begin(self) -> tuple[TrainState, Any, dict[tuple[int, ...], Step]]:
+  def _begin(self) -> tuple[TrainState, Any, dict[tuple[int, ...], jax.stages.Compiled]]:
     """The state to go on from, the parameters of the frozen models, and the compiled steps."""
     run, screen, restored, self._restored = self._run, self._screen, self._restored, None
     initial, text = dict[str, np.ndarray](), ''
@@ -155,7 +153,7 @@ class _Training:
     if self._base:
       frozen = (*frozen, self._base)
     screen.say(text)
-    steps: dict[tuple[int, ...], Step] = {}
+    steps: dict[tuple[int, ...], jax.stages.Compiled] = {}
     keeps_head = any(name.startswith('head/') for name in initial)
     with ThreadPoolExecutor() as threads:  # the first state is a program to compile too
       begun = threads.submit(lambda: restored or initial_state(run.program, run.config.seed, initial))
@@ -356,7 +354,7 @@ def _places(config: Config, folder: pathlib.Path) -> list[pathlib.Path]:
   return [folder, data] if place and '://' not in place and data.exists() else [folder]
 
 
-def _compiled_steps(run: Run, first_step: int) -> dict[tuple[int, ...], Step]:
+def _compiled_steps(run: Run, first_step: int) -> dict[tuple[int, ...], jax.stages.Compiled]:
   """The compiled training step for each image size that is still to come."""
   program = run.program
   return {

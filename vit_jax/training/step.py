@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import chex
 import jax
@@ -41,33 +41,15 @@ ModelState = dict[str, Any]
 LossFunction = Callable[[Params, ModelState, Batch], tuple[jax.Array, tuple[Metrics, ModelState]]]
 
 
-class Init(Protocol):
-  """A compiled function: seed -> TrainState on the mesh."""
-
-  def __call__(self, seed: jax.typing.ArrayLike) -> TrainState: ...
-  def lower(self, seed: jax.typing.ArrayLike) -> jax.stages.Lowered: ...
-
-
-class Step(Protocol):
-  """A compiled function: (TrainState, batch, frozen_params) -> (TrainState, metrics).
-
-  The state given is used up (donated); the parameters of the objective's frozen models (frozen.py) are not, nor those
-  of the adapter's base, which come last.
-  """
-
-  def __call__(
-    self, state: TrainState, batch: Batch, frozen_params: Any = ()
-  ) -> tuple[TrainState, Metrics]: ...
-  def lower(self, state: TrainState, batch: BatchShapes, frozen_params: Any = ()) -> jax.stages.Lowered: ...
-
-
 @dataclasses.dataclass(frozen=True)
 class Program:
   """A run's compiled functions and the shapes they work on."""
 
   graphdef: nnx.GraphDef  # the network; with the variables of `whole`, `nnx.merge` makes it
-  init: Init  # makes the first state
-  step: Step  # makes the next one
+  init: jax.stages.Wrapped  # seed -> the first TrainState on the mesh
+  # (TrainState, batch, frozen_params) -> (TrainState, metrics). The state given is used up (donated); the parameters of
+  # the objective's frozen models (frozen.py) are not, nor those of the adapter's base, which come last.
+  step: jax.stages.Wrapped
   state: TrainState  # the state's ShapeDtypeStructs with their shardings
   batch: BatchShapes  # a training batch's ShapeDtypeStructs with their shardings
   base: Params  # those of the parameters that an adapter leaves frozen; {} without one
