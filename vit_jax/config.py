@@ -24,7 +24,6 @@ from vit_jax.foundation import durations
 from vit_jax.foundation.durations import Duration, DurationOrZero
 from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import MODELS, Architecture, ModelConfig
-from vit_jax.models.capabilities import FlexiblePatches, check_any_shape
 from vit_jax.models.dino import DinoConfig
 from vit_jax.models.efficientnet import EfficientNetConfig
 from vit_jax.models.mae import MaeConfig
@@ -266,13 +265,13 @@ class Config:
     """Raises UserError for what takes images of one size, where data.max_patches is for images of any shape."""
     if not self.data.max_patches:
       return
-    check_any_shape(self.model, f'{path}.data.max_patches')
+    self.model.check_any_shape(f'{path}.data.max_patches')
     if self.data.patch != self.model.patch_pixels:
       raise UserError(
         f'{path}.data.patch is {self.data.patch} pixels, and the model has patches of {self.model.patch_pixels}; set '
         f'it to {self.model.patch_pixels}.'
       )
-    if isinstance(self.model, FlexiblePatches) and self.model.patch_sizes:
+    if self.model.patch_sizes:
       raise UserError(
         f'{path}.data.max_patches is for patches of one size; leave {path}.model.patch_sizes out.'
       )

@@ -18,7 +18,7 @@ from vit_jax.foundation.errors import UserError
 from vit_jax.foundation.naflex import Patches
 from vit_jax.models import summary
 from vit_jax.models.base import Architecture, Model, ModelConfig, Pooling
-from vit_jax.models.capabilities import Attends, HasTokens, TextTowerOptions, check_any_shape
+from vit_jax.models.capabilities import Attends, HasTokens, TextTowerOptions
 from vit_jax.pretrained.base import Link
 
 _log = logging.getLogger(__name__)
@@ -202,7 +202,7 @@ class LoadedModel:
     UserError where they are not what `preprocess` makes: floats (B, H, W, C), with the model's channels, or `Patches`.
     """
     if isinstance(images, Patches):
-      check_any_shape(self.config, 'A batch of patches')
+      self.config.check_any_shape('A batch of patches')
       return Patches(self._checked(images.pixels), jnp.asarray(images.grids))
     array = _as_array(images)
     remedy = 'write model(model.preprocess([image, …]))'

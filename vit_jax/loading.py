@@ -14,16 +14,9 @@ from flax import nnx
 
 from vit_jax import options as options_lib
 from vit_jax.foundation import pytrees
-from vit_jax.foundation.errors import UserError
 from vit_jax.loaded_model import LoadedModel
 from vit_jax.models.base import DType, Model, Pooling
-from vit_jax.models.capabilities import (
-  MergesTokens,
-  PretrainingOptions,
-  check_any_shape,
-  with_one_patch_size,
-  with_position_resize,
-)
+from vit_jax.models.capabilities import PretrainingOptions
 from vit_jax.models.parts import OneOf
 from vit_jax.models.parts.activations import Activation
 from vit_jax.models.parts.pools import POOLS
@@ -148,17 +141,15 @@ def _built(pretrained: Pretrained, asked: _Arguments) -> LoadedModel:
   size = own.image_size if asked.image_size is None else asked.image_size
   model = own.model
   if asked.patch is not None:
-    model = with_told('The checkpoint', with_one_patch_size(model), {'patch': asked.patch})
+    model = with_told('The checkpoint', model.with_one_patch_size(), {'patch': asked.patch})
   model.grid(size, 'image_size')  # refuses a size that the patches do not divide, by the argument's name
   new_head = num_classes is not None and num_classes != own.num_classes
   if asked.token_merging:
-    if not isinstance(model, MergesTokens):
-      raise UserError(f'token_merging is for a Vision Transformer, and this is {model.title}; leave it out.')
     model = model.with_token_merging(asked.token_merging, 'load')
   if asked.dtype is not None:
     model = dataclasses.replace(model, dtype=asked.dtype)
   if asked.position_resize is not None:  # for images of other sizes too
-    model = with_position_resize(model, asked.position_resize)
+    model = model.with_position_resize(asked.position_resize)
   if new_head and not asked.keep_pre_logits and isinstance(model, PretrainingOptions):
     model = model.without_pre_logits()
   classes = num_classes if new_head and num_classes is not None else own.num_classes
@@ -175,7 +166,7 @@ def _built(pretrained: Pretrained, asked: _Arguments) -> LoadedModel:
   most = asked.max_patches or (None if asked.image_size else preprocess.max_patches)
   patch = preprocess.patch
   if most is not None:
-    check_any_shape(model, 'max_patches')
+    model.check_any_shape('max_patches')
     patch = model.patch_pixels
   preprocess = dataclasses.replace(preprocess, max_patches=most, patch=patch)
   class_names = None if new_head else pretrained.class_names

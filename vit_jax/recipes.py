@@ -30,7 +30,7 @@ from vit_jax.config import (
 )
 from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import MODELS, ModelConfig
-from vit_jax.models.capabilities import PretrainingOptions, TextHeadOptions, with_learned_positions
+from vit_jax.models.capabilities import PretrainingOptions
 
 
 def choose(
@@ -312,13 +312,12 @@ def _pretrained(model: str, *, of_texts: bool = False) -> tuple[ModelConfig, Ini
 
   architecture = formats.architecture(model)
   network = architecture.model
-  if of_texts and isinstance(network, TextHeadOptions):
+  if of_texts:
     network = network.with_cosine_head()
   elif isinstance(network, PretrainingOptions):
     network = network.for_classification()
   # Fixed positions would be computed anew, and not resized, where images have another size.
-  network = with_learned_positions(network)
-  return network, InitConfig(checkpoint=model), architecture.image_size[0]
+  return network.with_learned_positions(), InitConfig(checkpoint=model), architecture.image_size[0]
 
 
 def variant_of(name: str) -> str:

@@ -22,7 +22,6 @@ from vit_jax.foundation import class_matching
 from vit_jax.foundation.errors import UserError
 from vit_jax.models import flexible_patches
 from vit_jax.models.base import Model, ModelConfig
-from vit_jax.models.capabilities import FlexiblePatches
 from vit_jax.objectives.classification import ClassificationObjective, ranks
 from vit_jax.options import Size
 from vit_jax.parallel import mesh as mesh_lib
@@ -147,7 +146,7 @@ class ClassificationEvaluator(Evaluator):
 
 def _check_patch(model: ModelConfig, patch: int, data: DataConfig, option: str) -> None:
   """Raises UserError for patches that the model cannot have, or that do not divide the images."""
-  if not isinstance(model, FlexiblePatches):
+  if model.patch_sizes is None:
     raise UserError(
       f'{option} is {patch}, and {model.title} cuts no images into patches of another size; leave it out.'
     )

@@ -18,7 +18,7 @@ from flax import nnx
 from vit_jax.foundation import pytrees
 from vit_jax.foundation.errors import UserError
 from vit_jax.foundation.registry import Registry
-from vit_jax.models.capabilities import Grid
+from vit_jax.models.capabilities import Grid, OptionalOptions
 from vit_jax.models.flops import Layer
 from vit_jax.options import RESUMABLE, Positive
 
@@ -66,7 +66,7 @@ class FirstLayer(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class ModelConfig(abc.ABC):
+class ModelConfig(OptionalOptions, abc.ABC):
   """The options of a model: a frozen dataclass, of which each architecture has its own.
 
   Every model says its `title`, `variants`, `sharding_rules`, `patch_pixels` and `num_layers`, and how to `build`,

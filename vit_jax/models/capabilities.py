@@ -1,10 +1,11 @@
 """What only some models have, as protocols that callers ask for: `isinstance(model, Attends)`, never a model's class.
 
-A model has a capability by having its members. The functions below also answer for models without it.
+A model has a capability by having its members. What the options of every model are asked, and those of few know, is in
+`OptionalOptions`, with what the others answer.
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeVar, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, Self, runtime_checkable
 
 import jax
 import numpy as np
@@ -13,11 +14,7 @@ from jax.sharding import NamedSharding
 from vit_jax.foundation.errors import UserError
 from vit_jax.models.position_resize import PositionResize
 
-if TYPE_CHECKING:
-  from vit_jax.models.base import ModelConfig
-
 Grid = tuple[int, int]  # rows and columns of patches, or of a feature map's cells
-M = TypeVar('M')
 
 
 class PositionTable(NamedTuple):
@@ -34,23 +31,47 @@ class PositionTable(NamedTuple):
 # Of options (`ModelConfig`).
 
 
-@runtime_checkable
-class PositionOptions(Protocol):
-  """Options of positions that are added to the tokens, or that attention knows."""
+class OptionalOptions:
+  """What only some models do by their options, with the answers of all others; every `ModelConfig` is one."""
+
+  title: ClassVar[str]
+
+  @property
+  def patch_sizes(self) -> tuple[int, ...] | None:
+    """Those of training, of a model that takes patches of several (flexible_patches.py); (): one; None: it does not."""
+    return None
+
+  def with_one_patch_size(self) -> Self:
+    """The model of its `patch` alone, whose kernel is no larger."""
+    return self
 
   def fixed_positions(self, grid: Grid) -> np.ndarray | None:
     """float32 (1, N, D): positions that are added to the tokens and are no parameter, or None."""
+    return None
 
   def with_learned_positions(self) -> Self:
     """The model in which `fixed_positions` are a parameter, 'position_embedding'; this one where there are none."""
-    ...
+    return self
 
   def with_position_resize(self, method: PositionResize) -> Self:
-    """The model that resizes its learned positions by another method."""
-    ...
+    """The model that resizes its learned positions, if it has any, by another method."""
+    return self
 
   def position_table(self, path: str) -> PositionTable | None:
     """How a parameter's cells lie, if it is a table of positions that another image size resizes."""
+    return None
+
+  def check_any_shape(self, option: str) -> None:
+    """Raises UserError, which begins with `option`, for a model that takes images of one grid only (naflex.py)."""
+    raise UserError(f'{option} is for images of any shape, which {self.title} does not take; leave it out.')
+
+  def with_token_merging(self, number: int, path: str) -> Self:
+    """The model whose blocks merge so many patches each, for inference; UserError for a model that cannot."""
+    raise UserError(f'token_merging is for a Vision Transformer, and this is {self.title}; leave it out.')
+
+  def with_cosine_head(self) -> Self:
+    """The model, of two towers that of images, that scales what the head reads to length 1, for a head of texts."""
+    return self
 
 
 @runtime_checkable
@@ -106,46 +127,6 @@ class ViewOptions(Protocol):
 
 
 @runtime_checkable
-class FlexiblePatches(Protocol):
-  """Options of a model that takes patches of several sizes (models/flexible_patches.py)."""
-
-  @property
-  def patch_sizes(self) -> tuple[int, ...]:
-    """Those of training; (): one."""
-    ...
-
-  def with_one_patch_size(self) -> Self:
-    """The model of its `patch` alone, whose kernel is no larger."""
-    ...
-
-
-@runtime_checkable
-class AnyShapeOptions(Protocol):
-  """Options of a model that may take images of any shape, padded (NaFlex, foundation/naflex.py)."""
-
-  def check_any_shape(self, option: str) -> None:
-    """Raises UserError, which begins with `option`, for options by which it takes images of one grid only."""
-
-
-@runtime_checkable
-class MergesTokens(Protocol):
-  """Options of a model that may merge patches for inference (models/token_merging.py)."""
-
-  def with_token_merging(self, number: int, path: str) -> 'ModelConfig':
-    """The model whose blocks merge so many patches each; UserError, which names `path`, where they cannot."""
-    ...
-
-
-@runtime_checkable
-class TextHeadOptions(Protocol):
-  """Options of a model whose head can be made of texts (CLIP's zero-shot classifier)."""
-
-  def with_cosine_head(self) -> Self:
-    """The model that scales what the head reads to length 1."""
-    ...
-
-
-@runtime_checkable
 class TextTowerOptions(Protocol):
   """Options of a network that compares images with texts."""
 
@@ -158,37 +139,6 @@ class TextTowerOptions(Protocol):
   def text_vocabulary(self) -> int:
     """How many different tokens there are."""
     ...
-
-  def with_cosine_head(self) -> 'ModelConfig':
-    """The image tower by itself, whose head can be made of texts."""
-    ...
-
-
-def check_any_shape(model: 'ModelConfig', option: str) -> None:
-  """Raises UserError, which begins with `option`, for a model that takes images of one grid only."""
-  if not isinstance(model, AnyShapeOptions):
-    raise UserError(f'{option} is for images of any shape, which {model.title} does not take; leave it out.')
-  model.check_any_shape(option)
-
-
-def with_one_patch_size(model: M) -> M:
-  """The model of its `patch` alone, whose kernel is no larger."""
-  return model.with_one_patch_size() if isinstance(model, FlexiblePatches) else model
-
-
-def with_learned_positions(model: M) -> M:
-  """The model in which fixed positions are a parameter."""
-  return model.with_learned_positions() if isinstance(model, PositionOptions) else model
-
-
-def with_position_resize(model: M, method: PositionResize) -> M:
-  """The model that resizes its learned positions, if it has any, by another method."""
-  return model.with_position_resize(method) if isinstance(model, PositionOptions) else model
-
-
-def position_table(model: object, path: str) -> PositionTable | None:
-  """How a parameter's cells lie, if it is a table of positions that another image size resizes."""
-  return model.position_table(path) if isinstance(model, PositionOptions) else None
 
 
 # Of networks (`Model`).

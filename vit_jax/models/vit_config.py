@@ -185,7 +185,7 @@ class ViTConfig(ModelConfig):
   token_merging: Amount = 0
   # Patch sizes of training, one of which is drawn for each batch (FlexiViT, arXiv 2212.08013); the model then
   # takes all of them (`load(patch=…)`, config.evaluators.….patch). () for `patch` alone.
-  patch_sizes: tuple[Size, ...] = ()
+  patch_sizes: tuple[Size, ...] = ()  # pyright: ignore[reportIncompatibleMethodOverride] (a property there)
   # Kernel that computes attention: 'xla', or a kernel that never writes the weights of all pairs of tokens to
   # memory, but has no attention_dropout: 'cudnn' (NVIDIA GPUs, bfloat16) or 'splash' (TPUs from v4 on).
   # 'auto': the fastest, by devices, number of tokens and dtype, on TPUs one of our own among them

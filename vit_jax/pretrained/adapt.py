@@ -11,7 +11,7 @@ from vit_jax.foundation import pytrees
 from vit_jax.foundation.errors import UserError
 from vit_jax.models import flexible_patches, position_resize
 from vit_jax.models.base import Architecture, FirstLayer
-from vit_jax.models.capabilities import PositionOptions, PositionTable, position_table
+from vit_jax.models.capabilities import PositionTable
 from vit_jax.models.position_resize import PositionResize
 from vit_jax.pretrained.base import Pretrained
 from vit_jax.pretrained.config import InitConfig
@@ -83,7 +83,7 @@ def adapt(
     is_left_out = path.startswith(_OF_PRETRAINING) or _matches_any(path, init.ignore)
     if not is_left_out and not _is_fixed(path, source[path], pretrained, architecture):
       remedy = 'change config.model'
-      if path == 'position_embedding' and isinstance(architecture.model, PositionOptions):
+      if path == 'position_embedding':
         remedy = "set config.model.position='learned', as which it is resized"
       raise UserError(
         f'The model has no place for {_with_shape(path, source[path])} of the checkpoint; {remedy}, or name it in '
@@ -96,7 +96,7 @@ def adapt(
 def _is_fixed(path: str, array: np.ndarray, pretrained: Pretrained, architecture: Architecture) -> bool:
   """Whether a table of the checkpoint holds the positions that the model computes, as formats read fixed ones."""
   model = architecture.model
-  if path != 'position_embedding' or not isinstance(model, PositionOptions):
+  if path != 'position_embedding':
     return False
   grid = model.grid(architecture.image_size)
   if grid != model.grid(pretrained.architecture.image_size):
@@ -121,7 +121,7 @@ def _fitted(
 ) -> tuple[np.ndarray, str]:
   """The checkpoint's array in the model's shape, and how it was changed ('' if it was not)."""
   theirs, ours = pretrained.architecture, architecture
-  old, new = (position_table(each.model, path) for each in (theirs, ours))
+  old, new = (each.model.position_table(path) for each in (theirs, ours))
   if old is not None and new is not None:
     method = init.position_resize or old.resize
     if method == 'geometric' and len(old.axes) != 2:

@@ -12,7 +12,6 @@ from vit_jax.data.preprocess import Preprocess
 from vit_jax.foundation import hub, pytrees
 from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import Architecture
-from vit_jax.models.capabilities import with_one_patch_size
 from vit_jax.pretrained import adapt, catalogue, download, foreign, hub_files, huggingface
 from vit_jax.pretrained.base import FORMATS, Format, Pretrained, ReadOptions
 from vit_jax.pretrained.config import InitConfig, Weights
@@ -99,7 +98,7 @@ def format_of(path: pathlib.Path) -> Format:
 
 def to_write(name: str, pretrained: Pretrained) -> Pretrained:
   """The model as a format holds it: of patches of several sizes all in a run, and `patch` alone in other files."""
-  architecture, model = pretrained.architecture, with_one_patch_size(pretrained.architecture.model)
+  architecture, model = pretrained.architecture, pretrained.architecture.model.with_one_patch_size()
   if name == 'run' or model == architecture.model:
     return pretrained
   architecture = dataclasses.replace(architecture, model=model)

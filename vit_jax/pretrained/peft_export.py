@@ -13,7 +13,6 @@ from vit_jax.adapters.lora import LORA_A, LORA_B, MAGNITUDE
 from vit_jax.foundation import hub, pytrees
 from vit_jax.foundation.hub import Address
 from vit_jax.models.base import ModelConfig
-from vit_jax.models.capabilities import with_learned_positions
 from vit_jax.pretrained import catalogue, formats, torch_names
 from vit_jax.pretrained.base import UNTOLD_OPTIONS, Adapted, Pretrained
 from vit_jax.pretrained.huggingface import Unfit
@@ -106,7 +105,7 @@ def _rules(pretrained: Pretrained, adapted: Adapted) -> tuple[Rule, ...]:
 
 def _check_options(model: ModelConfig, base: ModelConfig) -> None:
   """Raises Unfit where a model computes otherwise than its base, which a folder of PEFT is computed as."""
-  model, base = model.resolved(), with_learned_positions(base.resolved())
+  model, base = model.resolved(), base.resolved().with_learned_positions()
   if type(model) is not type(base):
     return  # a tower of the base, or its network by itself
   told_by_shapes = {'class_token'}

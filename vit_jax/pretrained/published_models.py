@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 from vit_jax.foundation import text_table
 from vit_jax.models.base import MODELS, Architecture
-from vit_jax.models.capabilities import PositionOptions
 from vit_jax.pretrained import catalogue
 
 # Parameters at 224 pixels without a head; building the networks would take 20 s.
@@ -150,7 +149,7 @@ def _parameters(variant: str, side: int, classes: int, has_pre_logits: bool) -> 
   head = model.layers(Architecture(model, (side, side), 3, classes))[-1]
   width = head.multiplications // classes
   positions = 0
-  if isinstance(model, PositionOptions):
+  if model.position_table('position_embedding'):
     positions = (math.prod(model.grid((side, side))) - math.prod(model.grid((224, 224)))) * width
   pre_logits = (width + 1) * width if has_pre_logits else 0
   return _WITHOUT_HEAD[variant] + positions + pre_logits + (width + 1) * classes

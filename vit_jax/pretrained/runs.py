@@ -19,12 +19,7 @@ from vit_jax.evaluation import base as evaluation
 from vit_jax.foundation import files, pytrees
 from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import MODELS, Architecture
-from vit_jax.models.capabilities import (
-  PositionOptions,
-  TextTowerOptions,
-  with_learned_positions,
-  with_position_resize,
-)
+from vit_jax.models.capabilities import TextTowerOptions
 from vit_jax.pretrained import adapter_base, captions, tokenizing, zero_shot
 from vit_jax.pretrained.base import Adapted, Format, Pretrained, ReadOptions
 from vit_jax.pretrained.config import Weights
@@ -70,14 +65,12 @@ class RunFormat(Format):
         params[name] = np.zeros(leaf.shape, leaf.dtype)
     architecture = run.architecture
     model = architecture.model
-    fixed = None
-    if isinstance(model, PositionOptions):
-      fixed = model.fixed_positions(model.grid(architecture.image_size))
+    fixed = model.fixed_positions(model.grid(architecture.image_size))
     if fixed is not None:  # as a learned embedding, which every format has, and which can be resized
       params['position_embedding'] = fixed
     notes = _about_ema(run.config) if options.weights is None else ()
     return Pretrained(
-      dataclasses.replace(architecture, model=with_learned_positions(model)),
+      dataclasses.replace(architecture, model=model.with_learned_positions()),
       pytrees.unflatten(params),
       _preprocess(run.config, meta),
       class_names=run.class_names or None,
@@ -193,7 +186,7 @@ class _Stored:
     data, objective, names = self.config.data, self.config.objective, tuple(meta['class_names'])
     model = self.config.model.resolved().on_any_device()
     if 'position_resize' in meta:  # earlier versions kept it here, of a checkpoint that was converted
-      model = with_position_resize(model, meta['position_resize'])
+      model = model.with_position_resize(meta['position_resize'])
     outputs = objective.head_size(len(names), data)
     self.architecture = Architecture(model, data.image_size, data.channels, outputs)
     self.class_names = _of_all_outputs(objective.class_names(names), outputs)

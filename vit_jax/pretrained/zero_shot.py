@@ -14,7 +14,7 @@ from flax import nnx
 
 from vit_jax.foundation import pytrees
 from vit_jax.foundation.errors import UserError
-from vit_jax.models.capabilities import ComparesTexts, TextHeadOptions
+from vit_jax.models.capabilities import ComparesTexts
 from vit_jax.models.text_tower import TextConfig, TextTower, text_head
 from vit_jax.pretrained import tokenizing
 from vit_jax.pretrained.base import Link, Pretrained
@@ -117,7 +117,6 @@ def with_head(pretrained: Pretrained, texts: Texts, classes: Sequence[str]) -> P
   `texts` are those of `prompted` texts, as many for each class; a class is the mean of them, scaled to length 1 again.
   """
   model = pretrained.architecture.model
-  assert isinstance(model, TextHeadOptions), 'checkpoints with texts are of Vision Transformers'
   head = text_head(texts.features, len(classes), texts.scale, texts.bias)
   architecture = dataclasses.replace(
     pretrained.architecture, model=model.with_cosine_head(), num_classes=len(classes)

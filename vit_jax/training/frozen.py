@@ -17,7 +17,6 @@ from vit_jax.data.preprocess import Preprocess
 from vit_jax.foundation import pytrees
 from vit_jax.foundation.errors import UserError
 from vit_jax.models.base import Architecture, Model
-from vit_jax.models.capabilities import with_learned_positions
 from vit_jax.objectives.base import FrozenModel, Predictor
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel import sharding as sharding_lib
@@ -111,7 +110,7 @@ class FrozenModels:
   def _network(self, wanted: FrozenModel) -> _Network:
     own = formats.architecture(wanted.checkpoint)
     self._check_fit(wanted.checkpoint, own)
-    model = with_learned_positions(own.model)  # as the formats read fixed ones
+    model = own.model.with_learned_positions()  # as the formats read fixed ones
     if wanted.dtype is not None:
       model = dataclasses.replace(model, dtype=wanted.dtype)
     size = own.image_size

@@ -22,7 +22,7 @@ from vit_jax.foundation import pytrees
 from vit_jax.foundation.errors import UserError
 from vit_jax.models import batch_norm, flexible_patches
 from vit_jax.models.base import Architecture, Model
-from vit_jax.models.capabilities import FlexiblePatches, TextTowerOptions
+from vit_jax.models.capabilities import TextTowerOptions
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel import sharding as sharding_lib
 from vit_jax.training import descent as descent_lib
@@ -151,7 +151,7 @@ def _make_step(
   frozen: FrozenModels,
   total: int,
 ) -> Callable[..., tuple[TrainState, Metrics]]:
-  patches = config.model.patch_sizes if isinstance(config.model, FlexiblePatches) else ()
+  patches = config.model.patch_sizes or ()
 
   def loss_function(
     params: Params,
