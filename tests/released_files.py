@@ -37,9 +37,9 @@ def read(file: pathlib.Path, image_size: tuple[int, int] | None = None, **told) 
   return formats.read(file, image_size=image_size, told=told)
 
 
-def write(pretrained: Pretrained, file: pathlib.Path, naming: str | None = None) -> tuple[str, ...]:
+def write(pretrained: Pretrained, file: pathlib.Path) -> tuple[str, ...]:
   """Writes an .npz; the notes."""
-  return ReleasedFormat().write(pretrained, file, naming=naming)
+  return ReleasedFormat().write(pretrained, file)
 
 
 def write_random(

@@ -25,9 +25,6 @@ _FORMAT = flags.DEFINE_string(
   'Of DST: npz (also where its name ends so), run, or a Hugging Face folder: vit, deit, dinov2, efficientnet, '
   'timm_efficientnet, timm, peft for the adapters of a run alone, or hf for the first of them that can hold the model.',
 )
-_NAMING = flags.DEFINE_enum(
-  'naming', None, ['2020', 'linen'], "Of an .npz: that of the released files (2020, the default), or Linen's."
-)
 _ACTIVATION = flags.DEFINE_string(
   'activation', None, "Of an SRC that cannot tell, such as an .npz: 'gelu_tanh' or 'gelu'."
 )
@@ -58,10 +55,10 @@ def main(arguments: Sequence[str]) -> None:
       others = (formats.read(source, told=told, weights=_WEIGHTS.value) for source in sources[1:])
       pretrained = average.of(pretrained, others)
     pretrained = formats.to_write(name, pretrained)
-    writer, chosen = formats.written_by(name, pretrained, _NAMING.value)
+    writer, chosen = formats.written_by(name, pretrained)
     for note in chosen:
       print(note)
-    notes = pretrained.notes + writer.write(pretrained, place, naming=_NAMING.value)
+    notes = pretrained.notes + writer.write(pretrained, place)
   classes = pretrained.architecture.num_classes
   print(f'Wrote {destination}: {pretrained.num_parameters:,} parameters, {classes} classes.')
   for note in notes:

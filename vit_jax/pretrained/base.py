@@ -111,8 +111,6 @@ class Format(abc.ABC):
   group: ClassVar[str | None] = None
   # How a destination of this format ends, so that it need not be named: '.npz'.
   suffix: ClassVar[str | None] = None
-  # The conventions by which it can name tensors, the usual one first; (): there is but one.
-  namings: ClassVar[tuple[str, ...]] = ()
 
   @abc.abstractmethod
   def recognises(self, path: pathlib.Path) -> bool:
@@ -165,15 +163,12 @@ class Format(abc.ABC):
     """Why the format cannot hold a model, as a clause: 'it has no place for register_tokens'; None: it can."""
     return 'it can be read, but not written'
 
-  def write(
-    self, pretrained: Pretrained, destination: str | os.PathLike[str], *, naming: str | None = None
-  ) -> tuple[str, ...]:
+  def write(self, pretrained: Pretrained, destination: str | os.PathLike[str]) -> tuple[str, ...]:
     """Writes a checkpoint.
 
     Args:
       pretrained: the model.
       destination: a file or a folder, as the format has it.
-      naming: one of `namings`; None: the first.
 
     Returns:
       Sentences about what the format cannot hold unchanged.

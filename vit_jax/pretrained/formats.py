@@ -112,10 +112,8 @@ def to_write(name: str, pretrained: Pretrained) -> Pretrained:
   )
 
 
-def written_by(
-  name: str, pretrained: Pretrained, naming: str | None = None
-) -> tuple[Format, tuple[str, ...]]:
-  """The format that is to write a model in one of its namings; of a group the first that can, and a sentence on why.
+def written_by(name: str, pretrained: Pretrained) -> tuple[Format, tuple[str, ...]]:
+  """The format that is to write a model; of a group the first that can, and a sentence on why.
 
   Raises:
     UserError: it cannot hold the model.
@@ -123,10 +121,6 @@ def written_by(
   reasons = []
   for candidate in [other for other in FORMATS.names() if FORMATS[other].group == name] or [name]:
     chosen = FORMATS[candidate]()
-    if naming is not None and naming not in chosen.namings:
-      raise UserError(
-        f'{chosen.title[0].upper()}{chosen.title[1:]} has one naming; leave naming {naming!r} out.'
-      )
     why = chosen.unfit(pretrained)
     if why is None:
       notes = ()

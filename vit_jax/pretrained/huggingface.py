@@ -145,9 +145,7 @@ class FolderFormat(Format):
       return str(error)
     return None
 
-  def write(
-    self, pretrained: Pretrained, destination: str | os.PathLike[str], *, naming: str | None = None
-  ) -> tuple[str, ...]:
+  def write(self, pretrained: Pretrained, destination: str | os.PathLike[str]) -> tuple[str, ...]:
     """Writes a new folder, or an empty one, that `from_pretrained` of transformers, or timm, loads."""
     names, num_classes = pretrained.class_names, pretrained.architecture.num_classes
     if names is not None and len(names) != num_classes:

@@ -74,9 +74,7 @@ class PeftFormat(Format):
       return str(error)
     return None
 
-  def write(
-    self, pretrained: Pretrained, destination: str | os.PathLike[str], *, naming: str | None = None
-  ) -> tuple[str, ...]:
+  def write(self, pretrained: Pretrained, destination: str | os.PathLike[str]) -> tuple[str, ...]:
     if pretrained.adapted is None:
       raise self.refusal(self.unfit(pretrained) or '')
     try:

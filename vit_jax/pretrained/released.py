@@ -67,7 +67,6 @@ class ReleasedFormat(Format):
   title = 'a released .npz'
   tellable = frozenset(_TOLD)
   suffix = '.npz'
-  namings = ('2020', 'linen')
 
   def recognises(self, path: pathlib.Path) -> bool:
     """Any file but Hugging Face's: published ones are called as they like."""
@@ -123,15 +122,13 @@ class ReleasedFormat(Format):
     oblong = size[0] != size[1] and grids[0] != grids[1]
     return f'it is read as one of {grids[0]} patches, a square, and this has {grids[1]}' if oblong else None
 
-  def write(
-    self, pretrained: Pretrained, destination: str | os.PathLike[str], *, naming: str | None = None
-  ) -> tuple[str, ...]:
+  def write(self, pretrained: Pretrained, destination: str | os.PathLike[str]) -> tuple[str, ...]:
     """Writes a file; one that is there is replaced once the new one is complete."""
     why = self.unfit(pretrained)
     if why is not None:
       raise self.refusal(why)
     names = _NAMES[type(pretrained.architecture.model)]
-    npz_archive.write(destination, _tensors(pretrained, names, 'linen' if naming == 'linen' else '2020'))
+    npz_archive.write(destination, _tensors(pretrained, names))
     return _untold(pretrained, names)
 
 
@@ -234,17 +231,18 @@ def _without_empty(pretrained: Pretrained) -> dict[str, np.ndarray]:
   return {path: array for path, array in flat.items() if array.size}
 
 
-def _tensors(pretrained: Pretrained, names: ReleasedNames[Any], naming: Naming) -> dict[str, np.ndarray]:
-  """The tensors by their names, as views of the parameters."""
+def _tensors(pretrained: Pretrained, names: ReleasedNames[Any]) -> dict[str, np.ndarray]:
+  """The tensors by their names of 2020, which the original's later code reads too, as views of the parameters."""
   flat = _without_empty(pretrained)
-  ones = names.leading_ones if naming == '2020' else lambda name: 0
-  tensors = scatter(_rules(names, flat, naming), flat)
-  return {name: tensor.reshape((1,) * ones(name) + tensor.shape) for name, tensor in tensors.items()}
+  tensors = scatter(_rules(names, flat, '2020'), flat)
+  return {
+    name: tensor.reshape((1,) * names.leading_ones(name) + tensor.shape) for name, tensor in tensors.items()
+  }
 
 
 def _as_read(pretrained: Pretrained, names: ReleasedNames[Any]) -> Architecture:
   """What a reader finds who is told nothing but an image size that is no square."""
-  shapes = {name: array.shape for name, array in _tensors(pretrained, names, '2020').items()}
+  shapes = {name: array.shape for name, array in _tensors(pretrained, names).items()}
   height, width = pretrained.architecture.image_size
   return names.architecture(Tensors('the model', shapes), None if height == width else (height, width))
 

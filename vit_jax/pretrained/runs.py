@@ -101,9 +101,7 @@ class RunFormat(Format):
     """None, although a config that no run can have is refused by `write`, in the config's own words."""
     return None
 
-  def write(
-    self, pretrained: Pretrained, destination: str | os.PathLike[str], *, naming: str | None = None
-  ) -> tuple[str, ...]:
+  def write(self, pretrained: Pretrained, destination: str | os.PathLike[str]) -> tuple[str, ...]:
     """Writes a model as step 0 of a run; UserError: the directory is in use, or no run can train such a model."""
     workdir = pathlib.Path(destination).absolute()
     if workdir.exists() and (not workdir.is_dir() or _in_use(workdir)):
