@@ -94,7 +94,8 @@ def test_value_beyond_the_limits_of_its_option_is_refused(option, value, must):
     ),
     (
       {'optimizer': {'name': 'lyon'}},
-      r"config.optimizer: there is no optimizer 'lyon' \(did you mean 'lion'",
+      "config.optimizer: there is no optimizer 'lyon' (did you mean 'lion'?); choose one … where 'adam' is AdamW with "
+      'weight_decay',
     ),
     *(
       (

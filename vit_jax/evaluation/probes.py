@@ -26,13 +26,18 @@ def ridge(features: np.ndarray, labels: np.ndarray, classes: int) -> Predict:
   """Regularised least squares of float (examples, F) to targets of ±1, as in the paper's few-shot evaluation.
 
   The targets of a class without examples are all -1. With X = U S Vᵀ the W that minimises |X W - Y|² + l2 |W|² is
-  V S (S² + l2)⁻¹ Uᵀ Y, so that one decomposition serves all penalties.
+  V (S² + l2)⁻¹ Vᵀ Xᵀ Y, so that one decomposition serves all penalties: of XᵀX, or of X where it is the smaller one.
   """
   scale = Standard([features])
   targets = np.where(labels[:, None] == np.arange(classes), 1.0, -1.0)
-  left, values, right = np.linalg.svd(_with_bias(scale(features)), full_matrices=False)
-  products = left.T @ targets
-  weights = functools.cache(lambda l2: right.T @ (products * (values / (values**2 + l2))[:, None]))
+  x = _with_bias(scale(features))
+  if len(x) < x.shape[1]:
+    _, values, vectors = np.linalg.svd(x, full_matrices=False)
+    squares, vectors = values**2, vectors.T
+  else:
+    squares, vectors = np.linalg.eigh(x.T @ x)
+  products = vectors.T @ (x.T @ targets)
+  weights = functools.cache(lambda l2: vectors @ (products / (squares + l2)[:, None]))
   return lambda new, l2: (_with_bias(scale(new)) @ weights(l2)).argmax(axis=1)
 
 
