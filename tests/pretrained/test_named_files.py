@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 from released_files import read
-from test_towers import CLASSES, relative, save_tokenizer
+from test_heads_of_texts import CLASSES, save_tokenizer
+from test_towers import relative
 from transformers_peers import (
   VISION,
   assert_differences_are_said,

@@ -315,23 +315,6 @@ def test_sizes_of_the_written_names_are_timms():
       assert len(peer.blocks) == (depth if first else 1)
 
 
-@pytest.mark.parametrize(
-  ('options', 'words'),
-  [
-    ({'global_pool': 'prr'}, "global_pool 'prr'"),
-    ({'global_pool': 'avg', 'pool_include_prefix': True, 'reg_tokens': 2}, 'all of the tokens'),
-    ({'architecture': 'beit_base_patch16_224', 'use_abs_pos_emb': True}, 'positions of several kinds'),
-    ({'act_layer': 'elu'}, "act_layer 'elu'"),
-    ({'img_size': 20, 'dynamic_img_size': True, 'dynamic_img_pad': True}, 'dynamic_img_pad'),
-  ],
-)
-def test_model_that_we_do_not_have_is_refused(options, words, tmp_path):
-  name = options.pop('architecture', 'vit_base_patch16_224')
-  save(timm.create_model(name, **SIZES | options), tmp_path)
-  with pytest.raises(UserError, match=words):
-    read(tmp_path)
-
-
 @pytest.mark.parametrize('size', [32, 40, 384, 448, 512])
 def test_another_image_size_is_resized_as_timm_does_with_its_crop_pct(size, tmp_path):
   peer = timm.create_model('vit_base_patch16_224', **SIZES)

@@ -170,3 +170,27 @@ def test_written_names_and_sigmoids_are_read_by_timm_and_transformers(kind, tmp_
   assert config.problem_type == 'multi_label_classification'
   again = read(tmp_path / 'ours')
   assert (again.class_names, again.link) == (names, 'sigmoid')
+
+
+@pytest.mark.parametrize(
+  ('name', 'options', 'words'),
+  [
+    ('vit_base_patch16_224', {'global_pool': 'prr'}, "global_pool 'prr'"),
+    (
+      'vit_base_patch16_224',
+      {'global_pool': 'avg', 'pool_include_prefix': True, 'reg_tokens': 2},
+      'all of the tokens',
+    ),
+    ('beit_base_patch16_224', {'use_abs_pos_emb': True}, 'positions of several kinds'),
+    ('vit_base_patch16_224', {'act_layer': 'elu'}, "act_layer 'elu'"),
+    (
+      'vit_base_patch16_224',
+      {'img_size': 20, 'dynamic_img_size': True, 'dynamic_img_pad': True},
+      'dynamic_img_pad',
+    ),
+  ],
+)
+def test_model_that_we_do_not_have_is_refused(name, options, words, tmp_path):
+  save(timm.create_model(name, **SIZES | options), tmp_path)
+  with pytest.raises(UserError, match=words):
+    read(tmp_path)

@@ -36,6 +36,7 @@ def ridge(features: np.ndarray, labels: np.ndarray, classes: int) -> Predict:
     squares, vectors = values**2, vectors.T
   else:
     squares, vectors = np.linalg.eigh(x.T @ x)
+    squares = np.maximum(squares, 0)  # rounding may make them slightly negative
   products = vectors.T @ (x.T @ targets)
   weights = functools.cache(lambda l2: vectors @ (products / (squares + l2)[:, None]))
   return lambda new, l2: (_with_bias(scale(new)) @ weights(l2)).argmax(axis=1)

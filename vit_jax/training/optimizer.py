@@ -37,11 +37,11 @@ class OptimizerConfig:
   """An optimizer of optax, with decoupled weight decay (AdamW's) and clipping by global norm."""
 
   # Optimizer: 'adam', 'sgd' (with momentum), 'rmsprop' (with momentum, as TensorFlow's), 'muon' (arXiv 2502.16982, Adam
-  # for all but the kernels between embedding and head), 'lamb' (arXiv 1904.00962, for large batches), 'adafactor'
-  # (arXiv 1804.04235, little memory: see `adafactor_scaling`), 'schedule_free' (arXiv 2405.15682, AdamW whose
-  # parameters are averaged, in the place of a decay of the rate: schedule.decay=constant), or a scaling of optax,
-  # that is `optax.scale_by_NAME`: 'adadelta', 'adamax', 'adan', 'amsgrad', 'belief', 'lion', 'optimistic_gradient',
-  # 'radam', 'rms', 'rss', 'sign', 'stddev', 'yogi'.
+  # with Nesterov's momentum for all but the kernels between embedding and head), 'lamb' (arXiv 1904.00962, for large
+  # batches), 'adafactor' (arXiv 1804.04235, little memory: see `adafactor_scaling`), 'schedule_free' (arXiv 2405.15682,
+  # AdamW whose parameters are averaged, in the place of a decay of the rate: schedule.decay=constant), or a scaling of
+  # optax, that is `optax.scale_by_NAME`: 'adadelta', 'adamax', 'adan', 'amsgrad', 'belief', 'lion',
+  # 'optimistic_gradient', 'radam', 'rms', 'rss', 'sign', 'stddev', 'yogi'.
   name: str = 'adam'
   # Decay of the first moment, where the optimizer has that argument; of 'schedule_free' the share of the average where
   # gradients are taken. None for optax's default.

@@ -220,8 +220,8 @@ def check_fold(trained: DataConfig, images: int, version: str) -> None:
   if trained.fold is None or not images:
     return
   source = open_training(trained, 0)
-  then, now = paths_in(version), paths_in(source.version())
-  if len(source) == images and (not then or then == now):
+  then = paths_in(version)
+  if len(source) == images and (not then or then == paths_in(source.version())):
     return
   had = f'{images:,}' if len(source) != images else 'others, or other names of them,'
   raise UserError(
