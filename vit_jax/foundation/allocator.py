@@ -9,7 +9,7 @@ import sys
 _ACCELERATORS = ('nvidia[0-9]*', 'kfd', 'accel[0-9]*', 'vfio/[0-9]*')
 # Parameters of glibc's mallopt(3), with their values.
 _MMAP_THRESHOLD = -3  # larger blocks go back to the kernel when they are freed
-_TRIM_THRESHOLD = (-1, 2**31 - 1)  # free memory at the end of the heap that is kept
+_TRIM_THRESHOLD = (-1, -1)  # free memory at the end of the heap that is kept: all
 _ARENA_MAX = (-8, 1)  # the heap of another thread than the first could not hold more than 64 MiB
 
 
@@ -18,7 +18,8 @@ def keep_freed_memory() -> None:
 
   XLA's CPU client allocates the temporary arrays of a program anew each time it runs. By default glibc gives blocks of
   more than 32 MiB back to the kernel, which hands out the pages again one by one, filled with zeros: that took a tenth
-  to a third of a training step (benchmarks/RESULTS.md). In exchange a process may hold some hundred MiB more.
+  to a third of a training step, and half of it where a virtual machine's host hands them out too
+  (benchmarks/RESULTS.md). In exchange a process holds what it once needed.
 
   Nothing is changed on a machine with an accelerator, where programs run elsewhere and threads that read images need
   heaps of their own; with another C library than glibc; nor where the environment sets glibc's allocator itself

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import chex
 import jax
@@ -38,6 +38,7 @@ Metrics = dict[str, jax.Array]
 Params = dict[str, Any]
 Frozen = tuple[Params, ...]
 ModelState = dict[str, Any]
+T = TypeVar('T')
 LossFunction = Callable[[Params, ModelState, Batch], tuple[jax.Array, tuple[Metrics, ModelState]]]
 
 
@@ -214,25 +215,19 @@ def _make_step(
         (grads, *_), _, grad_norm = gradients_at(near)
       finite &= jnp.isfinite(grad_norm)
     rate = jnp.asarray(schedule(state.step))
-    with jax.named_scope('optimizer'):
-      params, opt_state = descent.step(grads, state.params, state.opt_state, rate)
-    with jax.named_scope('ema'):
-      variables = pytrees.merged(params, model_state)
-      moved = _share_of_new(config, state.step, total)
-      ema: Any = optax.incremental_update(variables, state.ema, moved) if config.ema else {}
 
-    def keep_if_finite(new: Any, old: Any) -> Any:
-      """Nothing is learnt from a step that is not finite: the loop stops there, or counts it."""
-      return jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)
+    def learned() -> TrainState:
+      with jax.named_scope('optimizer'):
+        params, opt_state = descent.step(grads, state.params, state.opt_state, rate)
+      with jax.named_scope('ema'):
+        variables = pytrees.merged(params, model_state)
+        moved = _share_of_new(config, state.step, total)
+        ema: Any = optax.incremental_update(variables, state.ema, moved) if config.ema else {}
+      return state._replace(params=params, opt_state=opt_state, ema=ema, model_state=model_state)
 
-    new_state = TrainState(
-      step=state.step + 1,
-      skipped=state.skipped + ~finite,
-      params=keep_if_finite(params, state.params),
-      opt_state=keep_if_finite(opt_state, state.opt_state),
-      ema=keep_if_finite(ema, state.ema),
-      model_state=keep_if_finite(model_state, state.model_state),
-    )
+    # Nothing is learnt from a step that is not finite: the loop stops there, or counts it.
+    new_state = _either(finite, learned, state, mesh)
+    new_state = new_state._replace(step=state.step + 1, skipped=state.skipped + ~finite)
     metrics = {
       'train/loss': loss,
       **{f'train/{name}': value for name, value in logged.items()},
@@ -242,6 +237,15 @@ def _make_step(
     return new_state, metrics | {'finite': finite, 'skipped': new_state.skipped}
 
   return step
+
+
+def _either(condition: jax.Array, new: Callable[[], T], old: T, mesh: jax.sharding.Mesh) -> T:
+  """`new()` where the condition, of shape (), holds; otherwise `old`."""
+  if mesh.devices.flat[0].platform != 'cpu':
+    return jax.tree.map(lambda n, o: jnp.where(condition, n, o), new(), old)
+  # Of a selection XLA makes twice the memory traffic on CPUs: it copies the old moments, and computes the new ones once
+  # for each of their users. The code of all that was a third of what it compiles for a step.
+  return jax.lax.cond(condition, new, lambda: old)
 
 
 def trained_paths(config: Config, params: Params) -> set[str]:
