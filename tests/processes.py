@@ -9,6 +9,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable
+from importlib import metadata
 
 # A line and its end are one write. Gloo prints to the same pipe, in pieces where PYTHONUNBUFFERED is set.
 _WHOLE_LINES = 'import sys\nsys.stdout.reconfigure(line_buffering=True)\n'
@@ -29,8 +30,9 @@ def wait_until(
     time.sleep(0.02)
 
 
-# Without optimisation, XLA's older way to write fused operations is compiled in half the time.
-_UNKNOWN_TO_LIBTPU = '--xla_cpu_use_fusion_emitters=false'
+# Without optimisation, XLA's older way to write fused operations, which jaxlib 0.10 has, is compiled in half the time.
+_OF_OLD = metadata.version('jaxlib') < '0.11'
+_UNKNOWN_TO_LIBTPU = '--xla_cpu_use_fusion_emitters=false' if _OF_OLD else ''
 QUICK = f'--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true {_UNKNOWN_TO_LIBTPU}'
 
 
