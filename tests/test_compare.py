@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import os
 import pathlib
 import subprocess
@@ -14,7 +15,7 @@ from processes import HUNG
 
 from vit_jax import compare
 from vit_jax import config as c
-from vit_jax.experiments import comparison
+from vit_jax.experiments import comparison, report
 from vit_jax.foundation.errors import UserError
 
 RUN = c.Config(batch_size=16, evaluators={'test': c.ClassificationEvaluatorConfig()})
@@ -124,3 +125,13 @@ def test_what_compare_wrote_is_synced_before_it_says_so(tmp_path, monkeypatch, c
   assert 'Wrote' in capsys.readouterr().out
   for path in (tmp_path / 'out', tmp_path / 'out' / 'compare.md', tmp_path / 'out' / 'curves.png'):
     assert path.stat().st_ino in synced
+
+
+def test_a_run_whose_number_is_none_leaves_none_to_its_group(tmp_path):
+  for seed, accuracy in enumerate((0.5, float('nan'))):
+    write(tmp_path / f'a/seed_{seed}', dataclasses.replace(RUN, seed=seed), {1000: accuracy})
+  assert math.isnan(report.Summary.of([0.5, float('nan')]).mean)
+  runs = [str(tmp_path / f'a/seed_{seed}') for seed in (0, 1)]
+  script = [sys.executable, '-m', 'vit_jax.compare', *runs, f'--out={tmp_path}/out']
+  done = subprocess.run(script, capture_output=True, text=True, timeout=HUNG)
+  assert done.returncode == 0 and 'nan' in done.stdout, done.stderr

@@ -122,6 +122,12 @@ def test_lines_that_were_removed_between_two_starts_are_missed(tmp_path, there, 
   assert (f'lacks the lines between the steps {lost}' in caplog.text) == bool(lost)
 
 
+def test_lines_that_were_further_apart_before_are_not_missed(tmp_path, caplog):
+  (tmp_path / 'metrics.jsonl').write_text(json_lines.text({'step': 50, 'train/loss': 0.5}))
+  metrics.MetricsLog(tmp_path, 95, 10).close()
+  assert not caplog.text
+
+
 def test_damaged_list_of_bad_images_keeps_its_sound_lines(tmp_path, caplog):
   path = tmp_path / 'bad_images.jsonl'
   sound = {'step': 2, 'name': 'a', 'error': 'a is bad.'}

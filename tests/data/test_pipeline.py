@@ -98,12 +98,21 @@ def test_mixture_is_drawn_from_by_weight(split_over):
   steps = 25
   records = np.array([pipeline.indices(step) for step in range(steps)])
   assert ((records < 10).sum(axis=1) == 6).all()
-  for first, size in ((0, 10), (10, 4)):
-    visits = records[(records >= first) & (records < first + size)]
-    passes = visits[: len(visits) // size * size].reshape(-1, size)
-    assert (np.sort(passes) == np.arange(first, first + size)).all()
+  visits = np.cumsum([np.bincount(step, minlength=14) for step in records], axis=0)
+  for each in (visits[:, :10], visits[:, 10:]):
+    assert (np.ptp(each, axis=1) <= 1).all()  # none a second time before all others
   labels = np.array([pipeline.batch(step)['label'] for step in range(steps)])
   assert (labels == np.array([*range(10), 3, 10, 0, 7])[records]).all()
+
+
+def test_sources_of_a_mixture_are_in_random_order_within_a_batch(split_over):
+  mixture = Mixture([FakeSource(64), FakeSource(64)], [1.0, 1.0])
+  pipeline = train(mixture, split_over(2), batch_size=16)
+  second = np.array([pipeline.indices(step) >= 64 for step in range(100)])
+  assert (second.sum(axis=1) == 8).all()
+  # The rows that accumulation in two parts computes together, and the images that are mixed.
+  assert len(np.unique(second[:, ::2].sum(axis=1))) > 3
+  np.testing.assert_allclose((second == np.roll(second, 1, axis=1)).mean(), 7 / 15, atol=0.05)
 
 
 def test_order_differs_between_passes_and_seeds(split_over):

@@ -154,7 +154,7 @@ def test_source_with_lists_of_classes_is_refused_by_the_evaluators_name(tmp_path
   (tmp_path / 'list.csv').write_text('file,label\na.png,cat;dog\n')
   options = prepare_run.Options(Shrinking(), workers=1)
   prepare_run.prepare(f'{tmp_path}/list.csv', f'{tmp_path}/set/1.0.0', options)
-  lists = dataclasses.replace(PROBE, source=f'tfds:{tmp_path}/set/1.0.0', split='train')
+  lists = dataclasses.replace(PROBE, source=f'tfds:{tmp_path}/set/1.0.0', split='train[:50%]')
   said = r'evaluators\.web is few-shot, which needs images of one class each, and'
   with pytest.raises(UserError, match=said):
     run_of({'web': lists}).open_evaluators()
@@ -164,9 +164,11 @@ def test_source_with_lists_of_classes_is_refused_by_the_evaluators_name(tmp_path
   ('change', 'said'),
   [
     ({'layer': 2}, r'config\.evaluators\.web\.layer is 2; choose a block from 0 to 1'),
+    ({'source': 'digits:train[:50%]'}, r'web\.source names the split .*; leave it out there'),
+    ({'train_split': 'test', 'split': 'test'}, r"web learns from the split 'test' and is tested on it"),
     ({'pool': 'map'}, r"web\.pool is 'map', which this model does not have; choose gap or token or tok"),
   ],
 )
-def test_layers_and_poolings_that_the_model_does_not_have_are_refused_at_the_start(change, said):
+def test_layers_poolings_and_splits_that_are_no_good_are_refused_at_the_start(change, said):
   with pytest.raises(UserError, match=said):
     run_of({'web': dataclasses.replace(PROBE, **change)}).open_evaluators()

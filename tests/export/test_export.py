@@ -48,6 +48,7 @@ KINDS = {
     tiny.options(register_tokens=3, layer_scale=0.3, pool='gap_patches', activation='gelu'),
     (12, 8),
   ),
+  'dinov2 registers': (tiny.options(register_tokens=3, pool='token_gap'), (12, 8)),
   'clip': (tiny.options(pre_norm=True, activation='quick_gelu', cosine_head=True), (12, 8)),
   'siglip': (tiny.options(pool='map', class_token=False), (12, 8)),
   'dinov3': (tiny.options(position='rotary_dinov3', mlp='swiglu', register_tokens=2), (12, 8)),

@@ -64,6 +64,7 @@ TRANSFORMERS = {
   'efficientnet once': ('EfficientNet', {'include_top': False}),
   'efficientnet raw': ('EfficientNet', {'do_normalize': False}),
   'efficientnet range': ('EfficientNet', {'rescale_offset': True, 'rescale_factor': 1 / 127.5}),
+  'of EfficientNet alone': ('ViT', {'rescale_offset': True, 'include_top': True}),
   'efficientnet no range': ('EfficientNet', {'rescale_offset': True, 'do_rescale': False}),
   'efficientnet': ('EfficientNet', {'do_center_crop': True, 'rescale_offset': True, 'resample': 0}),
 }

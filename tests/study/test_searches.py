@@ -140,6 +140,27 @@ def test_folder_of_another_search_is_refused(searcher):
     searcher(Search('Other', SEARCH.variant, {'model.depth': integers(1, 2)}, trials=2), 'one')
 
 
+def test_searches_of_other_seeds_try_other_draws(searcher):
+  found = []
+  for seed in (0, 1):
+    search = dataclasses.replace(SEARCH, seed=seed)
+    list(searcher(search, str(seed)).run(1))
+    found += [value for params in drawn(searcher(search, str(seed))) for value in params.values()]
+  real = [value for value in found if isinstance(value, float)]
+  assert len(set(real)) == len(real) == 2 * 2 * SEARCH.trials
+
+
+def test_trial_that_was_killed_between_two_draws_has_those_of_one_that_was_not(searcher):
+  list(searcher(SEARCH, 'alone').run(1))
+  killed = searcher(SEARCH, 'killed')
+  trial = killed.study.ask()
+  (name, values), *_ = SEARCH.ranges.items()
+  killed.study.sampler = killed._sampler(0, 0)
+  trial._suggest(name, search_lib._distribution(values))
+  list(searcher(SEARCH, 'killed').run(1))
+  assert drawn(searcher(SEARCH, 'killed')) == drawn(searcher(SEARCH, 'alone'))
+
+
 @pytest.mark.parametrize('sampler', ['random', 'grid'])
 def test_trial_whose_process_was_killed_while_it_drew_gets_all_its_options(searcher, sampler):
   ranges = {'model.depth': choice(1, 2), 'model.dropout': choice(0.0, 0.1)}

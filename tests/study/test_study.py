@@ -139,12 +139,33 @@ def test_students_of_a_study_learn_from_the_run_of_their_teacher_with_the_same_s
   for name, teacher in (('student', 'teacher'), ('student_of_student', 'student'), ('distilled', 'teacher')):
     assert runs[name].teachers == (tmp_path / teacher / 'seed_1',)
   for name in ('student', 'student_of_student'):
-    labelled = f'tfds:{tmp_path}/{name}/seed_1/labels/1.0.0'
+    labelled = f'tfds:{tmp_path}/{name}/seed_1/labels/1.0.0:all'
     config = runs[name].config
     assert config.data.mixture == (('digits:train[:50%]', 1.0), (labelled, 2.0))
     assert config.data.max_labels == 3 and config.evaluators['test'].source == 'digits'
   assert runs['distilled'].config.objective.teachers == f'{tmp_path}/teacher/seed_1'
   assert not runs['distilled'].config.data.mixture
+
+
+@pytest.mark.parametrize(
+  'own',
+  [
+    {
+      'data.mixture': (('digits:train[:30%]', 3.0), ('digits:train[30%:50%]', 1.0)),
+      'evaluators.test.source': 'digits',
+    },
+    {'data.source': 'digits:train[:50%]'},
+  ],
+)
+def test_a_student_trains_on_all_of_its_own_data_beside_what_is_labelled(rounds, own, tmp_path):
+  student = rounds.variants['student']
+  student = dataclasses.replace(student, options={**student.options, **own})
+  study = dataclasses.replace(rounds, variants={**rounds.variants, 'student': student})
+  (config,) = (run.config for run in definition.runs(study, tmp_path) if run.title == 'student/seed_1')
+  parts, expected = config.data.mixture, own.get('data.mixture', (('digits:train[:50%]', 1.0),))
+  assert parts[:-1] == expected
+  assert parts[-1][1] == 2.0 * sum(weight for _, weight in expected)
+  assert config.evaluators['test'].source == 'digits'
 
 
 def test_an_averaged_teacher_is_the_runs_of_all_seeds(rounds, tmp_path):
@@ -171,7 +192,7 @@ def test_command_of_a_student_labels_its_images_first(rounds):
     'digits:train[50%:]',
   ]
   options = shlex.split(training)
-  labelled = "(('digits:train[:50%]', 1.0), ('tfds:./labels_of_teacher/1.0.0', 2.0))"
+  labelled = "(('digits:train[:50%]', 1.0), ('tfds:./labels_of_teacher/1.0.0:all', 2.0))"
   assert f'--config.data.mixture={labelled}' in options
   assert '--config.evaluators.test.source=digits' in options and '--config.data.max_labels=3' in options
 

@@ -28,6 +28,16 @@ def test_what_is_trained_may_not_differ():
   faster = dataclasses.replace(CONFIG, schedule=c.ScheduleConfig(learning_rate=0.5))
   assert names_of_differing(faster) == ['config.schedule']
   assert names_of_differing(dataclasses.replace(CONFIG, model=c.MixerConfig())) == ['config.model']
+  mixed = [
+    dataclasses.replace(CONFIG, data=c.DataConfig(mixture=((f'folder:/disk{disk}', weight), ('digits', 1.0))))
+    for disk, weight in ((1, 3.0), (2, 3.0), (1, 2.0))
+  ]
+  names = [names_of_differing(config) for config in mixed]
+  assert names[0] == names[1] == ['the weights of config.data.mixture']
+  of_first, of_other = (facts(config, DATASET, {}) for config in (mixed[0], mixed[2]))
+  assert [
+    one.name for one, two in zip(of_first, of_other, strict=True) if one.content != two.content
+  ] == names[0]
   assert names_of_differing(CONFIG, Dataset(12, ('a', 'b'))) == ['the training data']
   assert names_of_differing(CONFIG, Dataset(16, ('b', 'a'))) == ['the training data']
   assert names_of_differing(CONFIG, images=3) == ['the data of the evaluators']

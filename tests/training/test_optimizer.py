@@ -90,6 +90,10 @@ def test_an_option_that_the_decay_would_ignore_is_refused_and_dropped_where_an_o
       {'decay': 'staircase', 'learning_rate': 0.48, 'warmup': '5 steps', 'drops': ('30 steps', '60 steps')},
       {0: 0, 5: 0.48, 29: 0.48, 30: 0.048, 59: 0.048, 60: 0.0048, 99: 0.0048},
     ),
+    (  # two in one step
+      {'decay': 'staircase', 'learning_rate': 0.5, 'drops': ('30 steps', '30 steps')},
+      {29: 0.5, 30: 0.005},
+    ),
     (  # EfficientNet's: by 3 % every 2.4 epochs, of a hundred steps each
       {
         'decay': 'exponential',
@@ -100,7 +104,7 @@ def test_an_option_that_the_decay_would_ignore_is_refused_and_dropped_where_an_o
       {step: 0.128 * 0.97 ** (step / 240) for step in (0, 240, 2_400, 35_000)},
     ),
   ],
-  ids=['constant', 'staircase', 'exponential'],
+  ids=['constant', 'staircase', 'two drops', 'exponential'],
 )
 def test_rates_are_those_by_hand(options, expected):
   rate = schedule(**options)

@@ -163,6 +163,16 @@ class FewShotEvaluator(Evaluator):
     # The probe's classes are its own; those of the training data are chosen only where it is the same data.
     chosen_classes = () if options.source else context.data.classes
     data = dataclasses.replace(context.data, max_labels=None, label_weights=False, classes=chosen_classes)
+    if named := sources.parse(source, '')[2]:
+      raise UserError(
+        f'config.evaluators.{name}.source names the split {named!r}, from which a probe would learn and be tested; '
+        f'leave it out there, and set config.evaluators.{name}.train_split and split.'
+      )
+    if options.train_split == options.split:
+      raise UserError(
+        f'config.evaluators.{name} learns from the split {options.split!r} and is tested on it; set another split or '
+        'train_split.'
+      )
     _, data = sources.evaluated(source, options.split, data, context.trained or context.data)
     try:
       train = sources.open_source(source, options.train_split, data=data)

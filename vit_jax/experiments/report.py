@@ -1,5 +1,6 @@
 """What studies, transfers and comparisons make of results: means and deviations, tables and pictures."""
 
+import math
 import pathlib
 import statistics
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,8 @@ class Summary(NamedTuple):
   @classmethod
   def of(cls, each: list[float]) -> 'Summary':
     """That of one or more runs."""
+    if not all(map(math.isfinite, each)):  # of which `statistics` makes no deviation
+      return cls(math.fsum(each) if len(each) == 1 else math.nan, math.nan if len(each) > 1 else None, each)
     return cls(statistics.fmean(each), statistics.stdev(each) if len(each) > 1 else None, each)
 
 

@@ -27,8 +27,8 @@ class ClassificationObjective(Objective):
   label_smoothing: Rate = 0.0
   # Weights of the classes in the loss of training, by which the costs of their images are multiplied; the mean is over
   # the images (PyTorch divides by the sum of the weights): a list by the numbers of the classes, or 'balanced',
-  # scikit-learn's images / (classes · images of the class), of images as they are drawn from a mixture. None to count
-  # all alike, as evaluations do.
+  # scikit-learn's images / (classes · images of the class), of images as they are drawn from a mixture, or of labels
+  # where each image has a list of them. None to count all alike, as evaluations do.
   class_weights: Literal['balanced'] | tuple[NotNegative, ...] | None = None
   # Exponent γ of the focal loss (arXiv 1708.02002): what has the probability p and is right costs (1 - p)^γ times its
   # cross-entropy. 0 for plain cross-entropy. As class_weights, this and what follows are of training only.

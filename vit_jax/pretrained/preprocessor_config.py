@@ -194,10 +194,11 @@ def _normalisation(values: JsonObject, channels: int) -> tuple[tuple[float, ...]
   if values.flag('do_normalize', True):
     mean = values.numbers('image_mean', _HALF, channels, low=-1e6)
     std = values.numbers('image_std', _HALF, channels, low=1e-6)
-  if values.flag('include_top', False):  # divides once more
+  is_efficientnet = _kind(values).startswith('EfficientNet')  # others ignore what follows
+  if is_efficientnet and values.flag('include_top', False):  # divides once more
     again = values.numbers('image_std', _HALF, channels, low=1e-6)
     std = tuple(s * a for s, a in zip(_each(std, channels), _each(again, channels), strict=True))
-  if rescaled and values.flag('rescale_offset', False):  # takes 1 off before
+  if is_efficientnet and rescaled and values.flag('rescale_offset', False):  # takes 1 off before
     mean = tuple(m + 1 for m in mean)
   scale = 255 * factor  # (pixel * factor - mean) / std, in terms of pixel / 255
   if math.isclose(scale, 1.0, rel_tol=1e-6):

@@ -167,6 +167,10 @@ def _model(shapes: Shapes, name: str, arguments: JsonObject, pool: str) -> tuple
       'it has a head for a distillation token (head_dist), which goes with a class token, global_pool '
       "'token' and no register tokens"
     )
+  if gated and pool == 'map':
+    raise UnknownModelError(
+      "its attention pool has an MLP without gates, and its blocks have gated ones (global_pool 'map')"
+    )
   model = ViTConfig(
     variant='custom',
     patch=patch,

@@ -10,6 +10,7 @@ from vit_jax.models import position_resize
 from vit_jax.models.base import Grid
 from vit_jax.models.position_resize import PositionResize
 from vit_jax.models.vit_config import ViTConfig
+from vit_jax.pretrained.base import UnknownModelError
 from vit_jax.pretrained.timm_names import Shapes
 from vit_jax.pretrained.torch_names import Derived
 
@@ -103,6 +104,8 @@ def _relative_tables(shapes: Shapes, model: ViTConfig, grid: Grid) -> dict[str, 
     source = own if f'{own}.mlp.fc1.weight' in shapes else shared
     names = tuple(f'{source}.mlp.{layer}.{leaf}' for layer in ('fc1', 'fc2') for leaf in ('weight', 'bias'))
     if names[0] in shapes:
+      if names[-1] not in shapes:
+        raise UnknownModelError("its relative positions are Swin's own (rel_pos_type 'mlp-swin')")
       rows = (2 * grid[0] - 1) * (2 * grid[1] - 1) + 3 * model.leading_tokens
       table = Derived(
         (rows, shapes[names[2]][0]), names, functools.partial(_of_offsets, grid, model.leading_tokens)

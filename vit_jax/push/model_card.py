@@ -134,7 +134,7 @@ def _training(trained: Trained, folder: pathlib.Path) -> list[str]:
     given = evaluator.given_metrics(title, data)
     values = {key: line[key] for key in line if key in given or key.startswith(f'{title}/')}
     images = f'{trained.evaluated[name]:,}' if name in trained.evaluated else ''
-    place = _public(evaluator.source or data.source, evaluator.split)
+    place = _public(evaluator.source or sources.without_split(data.source), evaluator.split)
     rows += [
       (key.removeprefix(title).lstrip('/_'), format_metric(key, value), images, place)
       for key, value in values.items()

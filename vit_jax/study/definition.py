@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 from vit_jax.config import Config
+from vit_jax.data import sources
 from vit_jax.experiments import options as options_lib
 from vit_jax.experiments.runner import Job
 from vit_jax.foundation.errors import UserError
@@ -260,14 +261,17 @@ def labels_folder(folder: pathlib.Path) -> pathlib.Path:
 
 def _with_labels(config: Config, unlabelled: Unlabelled, labels: pathlib.Path | str) -> dict[str, Any]:
   """The options of a run that trains on its own data and on what its teacher labels, in the folder `labels`."""
-  own, labelled = f'{config.data.source}:{config.data.split}', f'{labels}/{samples.DATA_SET}'
+  place = sources.without_split(config.data.source)
+  _, _, split = sources.parse(config.data.source, config.data.split)
+  own = config.data.mixture or ((f'{place}:{split}', 1.0),)
+  draws = unlabelled.weight * sum(weight for _, weight in own)
   return {
-    'data.mixture': ((own, 1.0), (f'tfds:{labelled}', unlabelled.weight)),
+    # All of the labelled images: a fold, which has a 'train' of its own, is of the variant's own data.
+    'data.mixture': (*own, (f'tfds:{labels}/{samples.DATA_SET}:all', draws)),
     'data.max_labels': unlabelled.choice.top,
     'data.label_weights': True,
   } | {
-    f'evaluators.{name}.source': evaluator.source or config.data.source
-    for name, evaluator in config.evaluators.items()
+    f'evaluators.{name}.source': evaluator.source or place for name, evaluator in config.evaluators.items()
   }
 
 

@@ -16,6 +16,7 @@ from concurrent import futures
 from typing import TYPE_CHECKING, Any, cast, get_args, get_type_hints
 
 import filelock
+import numpy as np
 
 from vit_jax.evaluation.base import metric_kind
 from vit_jax.experiments.runner import Process
@@ -184,9 +185,9 @@ class Searcher:
 
     A trial has none when it is new, and some where its process was killed while it drew them.
     """
-    self.study.sampler = self._sampler(number)
     trial = self._trial(number)
-    for option, values in self._search.ranges.items():
+    for place, (option, values) in enumerate(self._search.ranges.items()):
+      self.study.sampler = self._sampler(number, place)
       trial._suggest(option, _distribution(values))
     return self._frozen(number)
 
@@ -199,11 +200,11 @@ class Searcher:
 
     return optuna.Trial(self.study, self._frozen(number)._trial_id)
 
-  def _sampler(self, number: int) -> 'optuna.samplers.BaseSampler':
-    """The sampler of one trial, by a seed of its own: a draw does not depend on who drew those before it."""
+  def _sampler(self, number: int, place: int) -> 'optuna.samplers.BaseSampler':
+    """The sampler of an option of a trial, by a seed of its own: a draw does not depend on who drew those before it."""
     from optuna import samplers
 
-    seed = self._search.seed + number
+    seed = int(np.random.SeedSequence([self._search.seed, number, place]).generate_state(1)[0])
     if self._search.sampler == 'tpe':
       return samplers.TPESampler(seed=seed)
     independent = samplers.RandomSampler(seed)

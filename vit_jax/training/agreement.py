@@ -27,11 +27,13 @@ def facts(config: Config, dataset: Dataset, evaluated: Mapping[str, int]) -> lis
   names = list(dataset.class_names)
   data = f'{dataset.examples:,} images of {dataset.classes} classes ({class_matching.listed(names)})'
   splits = ', '.join(f'{name} {count:,}' for name, count in evaluated.items())
+  weights = [weight for _, weight in config.data.mixture]  # whose places have their own names
   values = as_json(config)
   sections = [each.name for each in dataclasses.fields(Config) if each.name not in _SECTIONS_THAT_MAY_DIFFER]
   return [
     *(Fact(f'config.{name}', str(_comparable(values[name])), _comparable(values[name])) for name in sections),
     Fact('the training data', data, [dataset.examples, names]),
+    Fact('the weights of config.data.mixture', str(weights), weights),
     Fact('the data of the evaluators', splits or 'none', dict(evaluated)),
   ]
 

@@ -41,7 +41,7 @@ class EarlyStopping:
     return {'stop': values | {'best': repr(self.best)}}  # as text, since JSON has no NaN
 
   def update(self, step: int, scores: Mapping[str, float]) -> None:
-    """Takes the metrics of an evaluation; NaN is never better."""
+    """Takes the metrics of an evaluation; NaN is never better, and is counted behind a first number."""
     value = scores.get(self.config.metric or '')
     if value is None:
       return

@@ -1,5 +1,6 @@
 """A run's metrics: `metrics.jsonl`, and TensorBoard beside it, and how fast the run is."""
 
+import itertools
 import logging
 import math
 import pathlib
@@ -39,8 +40,10 @@ class MetricsLog:
       return
     path = workdir / 'metrics.jsonl'
     kept = [line for line in json_lines.recover(path, _is_sound) if line['step'] <= resume_step]
-    last = kept[-1]['step'] if kept else 0
-    if last + log_every <= resume_step:
+    steps = [0, *(line['step'] for line in kept)]
+    last = steps[-1]
+    apart = max(later - earlier for earlier, later in itertools.pairwise([*steps, last + log_every]))
+    if last + apart <= resume_step:  # which may have been logged more seldom than from now on
       _log.warning('%s lacks the lines between the steps %d and %d, which are lost.', path, last, resume_step)
     self._lines = json_lines.Writer(path, kept)
 

@@ -161,6 +161,11 @@ def _clip_by_norm(limit: float) -> optax.GradientTransformation:
 
 def scaling(optimizer: OptimizerConfig) -> optax.GradientTransformation:
   """The optimizer's own part, gradients -> directions; UserError for a name or an argument that is not there."""
+  for name, _ in optimizer.arguments:
+    if option := {'mu_dtype': 'momentum_dtype'}.get(name, name if name in _DECAYS else None):
+      raise UserError(
+        f'config.optimizer.arguments has {name}, which is an option: set config.optimizer.{option}.'
+      )
   if optimizer.name in OPTIMIZERS.names():
     function: Callable[..., Any] = OPTIMIZERS[optimizer.name]
     return function(optimizer)

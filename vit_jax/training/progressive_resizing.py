@@ -64,6 +64,7 @@ class ProgressiveResizing:
 def _data_at(data: DataConfig, size: Size) -> DataConfig:
   """The data options at another image size."""
   ratio = size[0] / data.image_size[0]
-  resize = None if data.resize is None else round(data.resize * ratio)
   padding = min(round(data.padding * ratio), min(size) - 1)  # less than the image, as config.check demands
+  # Rounded apart, both could be too small for a crop of this size.
+  resize = None if data.resize is None else max(round(data.resize * ratio), min(size) - 2 * padding)
   return dataclasses.replace(data, image_size=size, resize=resize, padding=padding)

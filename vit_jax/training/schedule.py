@@ -1,5 +1,6 @@
 """The learning rate: linear warmup, then a decay to the end of the run."""
 
+import collections
 import dataclasses
 from typing import Literal
 
@@ -93,9 +94,9 @@ def _decay(schedule: ScheduleConfig, timeline: Timeline, decay_steps: int) -> op
     return optax.exponential_decay(peak, decay_steps, end / peak if peak else 1.0)
   if schedule.decay == 'staircase':
     warmup = timeline.steps(schedule.warmup)
-    return optax.piecewise_constant_schedule(
-      peak, {timeline.steps(drop) - warmup: _DROP for drop in schedule.drops}
-    )
+    steps = [timeline.steps(drop) - warmup for drop in schedule.drops]
+    drops = collections.Counter(steps)  # several may be in one
+    return optax.piecewise_constant_schedule(peak, {step: _DROP**number for step, number in drops.items()})
   if schedule.decay == 'rsqrt':
     timescale = timeline.period(schedule.timescale)  # at least one step
     return lambda step: peak / jnp.sqrt(1 + step / timescale)

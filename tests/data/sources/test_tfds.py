@@ -5,6 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
+import tensorflow_datasets as tfds
 from array_record.python import array_record_module
 from etils import epath
 from fake_data import Lists
@@ -46,6 +47,12 @@ def test_records_have_the_encoded_image_and_the_class(shades, spec):
   assert len(opened(f'{spec.format(shades)}:test')) == 4
   assert len(opened(f'{spec.format(shades)}:train[:50%]', 'test')) == 5
   assert opened(spec.format(shades), class_names=('light', 'middle', 'dark'))[0].label == 2 - source[0].label
+
+
+def test_images_of_floats_which_tfds_keeps_as_four_channels_are_refused():
+  image = tfds.features.Image(shape=(8, 8, 1), dtype=np.float32)
+  with pytest.raises(UserError, match=r'^The images of depths are of float32'):
+    tfds_features.image_feature(tfds.features.FeaturesDict({'image': image}), 'depths')
 
 
 def test_slices_of_parquet_of_which_tfds_reads_whole_files_are_refused(shades, tmp_path):

@@ -125,7 +125,13 @@ def _has_captions(features: tfds.features.FeaturesDict) -> bool:
 def image_feature(features: tfds.features.FeaturesDict, name: str) -> str:
   """The feature that is the image; UserError for none, or several of which none is called 'image'."""
   images = [key for key, feature in features.items() if isinstance(feature, tfds.features.Image)]
-  return _choose(images, 'image', 'an image', name, features)
+  chosen = _choose(images, 'image', 'an image', name, features)
+  dtype: Any = features[chosen].np_dtype
+  if np.dtype(dtype) == np.float32:  # whose bytes TFDS keeps as four channels
+    raise UserError(
+      f'The images of {name} are of float32, and 8 or 16 bits are read; choose another data set.'
+    )
+  return chosen
 
 
 def _label_feature(features: tfds.features.FeaturesDict, lists: bool, name: str) -> str:

@@ -85,7 +85,7 @@ class GapPool(Pool):
   def _unregistered(self, tokens: jax.Array) -> jax.Array:
     if self.leading == self.class_tokens:
       return tokens
-    return jnp.delete(tokens, slice(self.class_tokens, self.leading), axis=1)
+    return jnp.concatenate([tokens[:, : self.class_tokens], tokens[:, self.leading :]], axis=1)
 
 
 class TokenGapPool(GapPool):
