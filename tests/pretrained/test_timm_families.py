@@ -183,6 +183,8 @@ def test_written_names_and_sigmoids_are_read_by_timm_and_transformers(kind, tmp_
     ),
     ('beit_base_patch16_224', {'use_abs_pos_emb': True}, 'positions of several kinds'),
     ('vit_base_patch16_224', {'act_layer': 'elu'}, "act_layer 'elu'"),
+    ('eva02_tiny_patch14_224', {'global_pool': 'map'}, 'its attention pool has an MLP without gates'),
+    ('vit_relpos_small_patch16_224', {'rel_pos_type': 'mlp-swin'}, "Swin's own"),
     (
       'vit_base_patch16_224',
       {'img_size': 20, 'dynamic_img_size': True, 'dynamic_img_pad': True},

@@ -197,6 +197,14 @@ def test_rmsprop_is_tensorflows():
     ({'name': 'novograd'}, "there is no optimizer 'novograd'.*; choose one of sgd, .*, yogi, where"),
     ({'name': 'adamw'}, "did you mean 'adam'.* 'adam' is AdamW with weight_decay"),
     ({'name': 'sgd', 'b1': 0.9}, "the optimizer 'sgd' does not take b1; it takes momentum"),
+    (
+      {'b1': 0.5, 'arguments': (('b1', 0.9),)},
+      "arguments has 'b1', for which there is the option b1; set that",
+    ),
+    (
+      {'arguments': (('mu_dtype', 1.0),)},
+      "arguments has 'mu_dtype', for which there is the option momentum_dtype",
+    ),
     ({'name': 'rms', 'momentum_dtype': 'bfloat16'}, "the optimizer 'rms' does not take momentum_dtype"),
   ],
 )

@@ -46,6 +46,22 @@ def test_resize_and_padding_keep_their_proportion():
   assert resizing.sizes == ((8, 16),) and resizing.data(0) == whole
 
 
+@pytest.mark.parametrize(
+  ('options', 'resize'),
+  [
+    ({'image_size': (32, 32), 'crop': 'random', 'resize': 30, 'padding': 1}, 10),  # rounded 9, and no padding
+    ({'image_size': (32, 64), 'crop': 'random', 'resize': 62, 'padding': 1}, 20),
+    ({'image_size': (32, 64), 'crop': 'central', 'resize': 64, 'padding': 4}, 20),
+  ],
+)
+def test_a_smaller_image_can_be_cut_out_of_what_is_resized_for_it(options, resize):
+  data = c.DataConfig(progressive_resizing=(('50%', 10),), **options)
+  data.check('config.data')
+  smaller = resizing_of(dataclasses.replace(CONFIG, data=data)).data(0)
+  smaller.check('config.data')
+  assert smaller.resize == resize
+
+
 def test_sums_over_steps_count_each_step_at_its_size():
   before = resizing_of(CONFIG).sum_before(lambda size: size[0] ** 2)
   assert [before(step) for step in range(13)] == [sum(h * h for h, _ in SIZES[:step]) for step in range(13)]

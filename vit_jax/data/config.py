@@ -159,6 +159,11 @@ class DataConfig:
     """Height and width of the arrays of a batch: `image_size`, or a column of the most of `max_patches`."""
     return (max(self.max_patches) * self.patch, self.patch) if self.max_patches else self.image_size
 
+  @property
+  def smallest_resize(self) -> int:
+    """The fewest pixels of `resize` out of which an image can be cut, with its padding."""
+    return max(self.image_size) - (2 * self.padding if self.crop == 'random' else 0)
+
   def check(self, path: str) -> None:
     """Raises UserError where options contradict each other."""
     if self.max_patches:
@@ -175,9 +180,8 @@ class DataConfig:
       raise UserError(
         f'{path}.label_weights is on and {path}.max_labels is None; set it to the length of the longest list.'
       )
-    least = max(self.image_size) - (2 * self.padding if self.crop == 'random' else 0)
-    if self.crop in ('random', 'central') and self.resize is not None and self.resize < least:
-      raise _too_small(f'{path}.resize', self.resize, self.image_size, least)
+    if self.crop in ('random', 'central') and self.resize is not None and self.resize < self.smallest_resize:
+      raise _too_small(f'{path}.resize', self.resize, self.image_size, self.smallest_resize)
     if self.crop == 'central':
       check_resize(f'{path}.resize', self.resize, self.image_size, crop='central')
     if self.crop == 'random' and self.padding >= min(self.image_size):

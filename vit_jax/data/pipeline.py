@@ -168,10 +168,10 @@ class TrainPipeline(_Pipeline):
     sizes, weights = zip(*source.parts, strict=True)
     # The number of a pass is added to the seed of a shuffle: derived seeds keep runs with seeds 0 and 1 apart.
     seeds = np.random.SeedSequence(seed).generate_state(2 + len(sizes)).tolist()
-    augmentation_seed, self._places_seed = seeds.pop(1), seeds.pop()
-    self._is_mixture = len(sizes) > 1
-    self._places = functools.lru_cache(maxsize=64)(self._places_of_rows)
+    augmentation_seed, rows_seed = seeds.pop(1), seeds.pop()
     self._shuffle = Shuffle(sizes, weights, seeds)
+    # The sources of a mixture take turns by position; parts of a batch and neighbours in it are to be of any.
+    self._rows_shuffle = Shuffle([self._distinct], [1.0], [rows_seed]) if len(sizes) > 1 else None
     self._rngs = PositionRngs(augmentation_seed)
     self._options_at, self._captions, self._extra_crops = data_at, captions, extra_crops
 
@@ -230,16 +230,15 @@ class TrainPipeline(_Pipeline):
 
   def _record_number(self, position: int) -> int:
     step, row = divmod(position, self._batch_size)
-    distinct = self._batch_size // self._data.repeats  # records per batch
-    place = row % distinct
-    if self._is_mixture:
-      place = int(self._places(step)[place])
-    return self._shuffle[step * distinct + place]
+    first, row = step * self._distinct, row % self._distinct
+    if self._rows_shuffle is not None:
+      row = self._rows_shuffle[first + row]
+    return self._shuffle[first + row]
 
-  def _places_of_rows(self, step: int) -> np.ndarray:
-    """The rows of a batch in random order: sources take turns by position, and parts and neighbours must not."""
-    records = self._batch_size // self._data.repeats
-    return np.argsort(np.random.Philox(key=[self._places_seed, step]).random_raw(records), kind='stable')
+  @property
+  def _distinct(self) -> int:
+    """Records of a batch."""
+    return self._batch_size // self._data.repeats
 
   def _example(self, position: int, data: DataConfig, out: np.ndarray) -> Example:
     record, rng = self._source[self._record_number(position)], self._rngs[position]

@@ -24,10 +24,12 @@ class Summary(NamedTuple):
 
   @classmethod
   def of(cls, each: list[float]) -> 'Summary':
-    """That of one or more runs."""
-    if not all(map(math.isfinite, each)):  # of which `statistics` makes no deviation
-      return cls(math.fsum(each) if len(each) == 1 else math.nan, math.nan if len(each) > 1 else None, each)
-    return cls(statistics.fmean(each), statistics.stdev(each) if len(each) > 1 else None, each)
+    """That of one or more runs; NaN where several are not all finite, of which `statistics` makes no deviation."""
+    if len(each) == 1:
+      return cls(each[0], None, each)
+    if not all(map(math.isfinite, each)):
+      return cls(math.nan, math.nan, each)
+    return cls(statistics.fmean(each), statistics.stdev(each), each)
 
 
 def rows(columns: Mapping[str, Sequence[str]]) -> list[list[str]]:

@@ -23,6 +23,8 @@ from vit_jax.training import per_layer
 Params = dict[str, Any]
 _Decay = Annotated[float, Between(0, 1 - 1e-9)]
 _DECAYS = ('b1', 'b2', 'momentum')  # the options that are decays
+# Argument of optax's functions -> the option for it.
+_OPTIONS = {'mu_dtype': 'momentum_dtype', **{name: name for name in _DECAYS}}
 _MOMENTUM, _MUON_MOMENTUM = 0.9, 0.95
 # Kernels that Muon leaves to Adam: those that meet the image or give classes' logits, and what has no matrices.
 _NO_MATRICES = re.compile(r'^(patch_embedding|stem|root|head|distillation_head)/|depthwise/')
@@ -162,10 +164,8 @@ def _clip_by_norm(limit: float) -> optax.GradientTransformation:
 def scaling(optimizer: OptimizerConfig) -> optax.GradientTransformation:
   """The optimizer's own part, gradients -> directions; UserError for a name or an argument that is not there."""
   for name, _ in optimizer.arguments:
-    if option := {'mu_dtype': 'momentum_dtype'}.get(name, name if name in _DECAYS else None):
-      raise UserError(
-        f'config.optimizer.arguments has {name}, which is an option: set config.optimizer.{option}.'
-      )
+    if name in _OPTIONS:
+      raise UserError(f'arguments has {name!r}, for which there is the option {_OPTIONS[name]}; set that')
   if optimizer.name in OPTIMIZERS.names():
     function: Callable[..., Any] = OPTIMIZERS[optimizer.name]
     return function(optimizer)
@@ -180,7 +180,7 @@ def scaling(optimizer: OptimizerConfig) -> optax.GradientTransformation:
   taken = inspect.signature(make).parameters
   for name in arguments:
     if name not in taken:
-      option = 'momentum_dtype' if name == 'mu_dtype' else name
+      option = _OPTIONS.get(name, name)
       raise UserError(f'the optimizer {optimizer.name!r} does not take {option}; it takes {", ".join(taken)}')
   return make(**arguments)
 

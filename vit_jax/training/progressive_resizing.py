@@ -65,6 +65,7 @@ def _data_at(data: DataConfig, size: Size) -> DataConfig:
   """The data options at another image size."""
   ratio = size[0] / data.image_size[0]
   padding = min(round(data.padding * ratio), min(size) - 1)  # less than the image, as config.check demands
-  # Rounded apart, both could be too small for a crop of this size.
-  resize = None if data.resize is None else max(round(data.resize * ratio), min(size) - 2 * padding)
-  return dataclasses.replace(data, image_size=size, resize=resize, padding=padding)
+  data = dataclasses.replace(data, image_size=size, padding=padding)
+  if data.resize is None:
+    return data
+  return dataclasses.replace(data, resize=max(round(data.resize * ratio), data.smallest_resize))
