@@ -32,6 +32,15 @@ TRAINING = """
   cli.run(main, sys.argv[:1])
 """
 
+# Process 2 notices a loss, and process 0, which serves the store, reads of it at once.
+PROCESS_0_READS_FIRST = """
+  import os
+  from vit_jax.parallel import peers
+  if os.environ['JAX_PROCESS_ID'] == '0':
+    os.environ['VIT_JAX_HEARTBEAT_SECONDS'] = '9'
+    peers._MAX_SECONDS_BETWEEN_BEATS = peers._SECONDS_BETWEEN_LOOKS = 0.02
+"""
+
 
 @pytest.fixture(autouse=True)
 def short_silence(monkeypatch):
@@ -46,8 +55,9 @@ def assert_ended_by_loss(process: subprocess.Popen, output: str, lost: int) -> N
 
 
 @pytest.mark.slow
-def test_process_killed_in_a_collective_ends_the_others():
-  processes = start(TRAINING.format(step='multihost_utils.process_allgather(np.ones(9))'), 3)
+@pytest.mark.parametrize('beginning', ['', PROCESS_0_READS_FIRST], ids=['each', 'process_0_reads_first'])
+def test_process_killed_in_a_collective_ends_the_others(beginning):
+  processes = start(beginning + TRAINING.format(step='multihost_utils.process_allgather(np.ones(9))'), 3)
   wait_for_word(processes, 'READY')
   processes[1].kill()
   outputs = finish(processes)

@@ -8,6 +8,7 @@ import json
 import threading
 import time
 from types import TracebackType
+from typing import NoReturn
 
 import jax
 import orbax.checkpoint as ocp
@@ -22,7 +23,7 @@ from vit_jax.parallel.aborts import DelayedAbort
 _DIRECTORY = 'vit_jax/peers/'
 _SENTENCE = 'sentence'
 _FAILURE = 'failure'
-_LEFT = 'left'  # in place of a count: this process has finished its run
+_LEFT = 'left'  # in place of a count: this process ends, having finished its run or read why it is over
 
 _MAX_SECONDS_BETWEEN_BEATS = 2.0
 _SECONDS_BETWEEN_LOOKS = 0.2
@@ -31,10 +32,12 @@ _SUSPICIOUS_SECONDS = 10.0
 # How long an abort waits for its explanation, and how long the store must be silent during an abort for
 # process 0 to count as lost. The store is asked every _MAX_SECONDS_BETWEEN_BEATS, so a healthy one answers in
 # between.
-_ABORT_SECONDS = 6.0
+_ABORT_SECONDS = 15.0
 _SILENCE_IN_ABORT_SECONDS = 4.0
 # How long a process goes on after another one has failed: often it fails too, by the same error, and says so itself.
 _SECONDS_TO_FAIL_TOO = 2.0
+# How long process 0, without which the others abort, waits for them to leave.
+_SECONDS_TO_LEAVE = 10.0
 
 
 class Peers:
@@ -98,9 +101,7 @@ class Peers:
       # Perhaps a lost process is the cause: then `_watch` ends this process during the sleep.
       self._silence = min(self._limit, _SUSPICIOUS_SECONDS)
       time.sleep(self._silence + 2 * self._beat_seconds + 1)
-    self._over.set()
-    for thread in self._threads:
-      thread.join(timeout=self._beat_seconds)  # not longer: the store may hang
+    self._end_threads()
     if error is None or isinstance(error, Preempted):
       self._write(str(jax.process_index()), _LEFT)
     # A process that failed leaves no such word: the others, which may be waiting for it, end as well.
@@ -111,15 +112,33 @@ class Peers:
   def _tell_failure(self, error: Exception) -> None:
     """Tells the others why this process ends, unless starting the same command again may help."""
     code, sentence = _end_of(error)
-    if code == EXIT_RESTART:
-      return
-    text = json.dumps([code, f'Process {jax.process_index()} failed: {sentence}'])
-    # In a thread, since the store may hang. Process 0 serves it to the others, so it ends last.
-    writer = threading.Thread(target=self._write, args=(_FAILURE, text), daemon=True)
-    writer.start()
-    writer.join(timeout=self._beat_seconds)
-    if jax.process_index() == 0:
-      time.sleep(2 * self._beat_seconds)
+    if code != EXIT_RESTART:
+      text = json.dumps([code, f'Process {jax.process_index()} failed: {sentence}'])
+      self._write_in_time(_FAILURE, text)
+      self._leave()
+
+  def _end(self, sentence: str, code: int = EXIT_RESTART) -> NoReturn:
+    """Ends this process by a sentence that the others can read in the store."""
+    self._end_threads()
+    self._leave()
+    signals.end_process(f'\n{sentence}', code)  # a line of its own: Gloo may be within one
+
+  def _leave(self) -> None:
+    """Says that this process ends. Process 0 serves the store, so it waits until the others have said so."""
+    self._write_in_time(str(jax.process_index()), _LEFT)
+    end = time.monotonic() + _SECONDS_TO_LEAVE
+    while jax.process_index() == 0 and time.monotonic() < end:
+      self._read_counts()
+      silent = self._silent_processes()
+      if all(count == _LEFT or name in silent for name, (count, _) in self._counts.items()):
+        return
+      time.sleep(_SECONDS_BETWEEN_LOOKS)
+
+  def _end_threads(self) -> None:
+    self._over.set()
+    for thread in self._threads:
+      if thread is not threading.current_thread():
+        thread.join(timeout=self._beat_seconds)  # not longer: the store may hang
 
   def _beat(self) -> None:
     """Writes this process's count and reads the counts of all, until the run is over."""
@@ -155,17 +174,23 @@ class Peers:
       return False
     return True
 
+  def _write_in_time(self, name: str, value: str) -> None:
+    """Writes a value into the store, which may hang: then this gives up."""
+    writer = threading.Thread(target=self._write, args=(name, value), daemon=True)
+    writer.start()
+    writer.join(timeout=self._beat_seconds)
+
   def _watch(self) -> None:
     """Ends this process when another one is lost."""
     aborting_since = None
     while not self._over.wait(_SECONDS_BETWEEN_LOOKS):
       now = time.monotonic()
       if self._sentence:
-        end_to_restart(self._sentence)
+        self._end(self._sentence)
       if self._failure:
         if self._abort.aborting or now - self._failed_at > _SECONDS_TO_FAIL_TOO:
           code, sentence = json.loads(self._failure)
-          signals.end_process(sentence, code)
+          self._end(sentence, code)
         continue  # what is silent now has failed
       if aborting_since is None and self._abort.aborting:
         aborting_since = now
@@ -190,7 +215,7 @@ class Peers:
       if count != _LEFT and self._answered - since > self._silence
     ]
 
-  def _end_because_of(self, lost: list[str]) -> None:
+  def _end_because_of(self, lost: list[str]) -> NoReturn:
     if len(lost) > 1:
       who = f'Processes {", ".join(lost)} were'
     elif lost:
@@ -201,11 +226,10 @@ class Peers:
       f'{who} lost: nothing is heard of it any more, its own output may say why; start the same command '
       f'again on all hosts to go on from the last checkpoint.'
     )
-    if lost != ['0']:
-      # The others read this sentence and end with it. Process 0 serves it to them, so it ends last.
-      threading.Thread(target=self._write, args=(_SENTENCE, sentence), daemon=True).start()
-      time.sleep(3 * self._beat_seconds if jax.process_index() == 0 else self._beat_seconds / 2)
-    end_to_restart(sentence)
+    if lost == ['0']:  # and the store with it
+      end_to_restart(sentence)
+    self._write_in_time(_SENTENCE, sentence)  # the others read it, and end with it
+    self._end(sentence)
 
 
 def _end_of(error: Exception) -> tuple[int, str]:
