@@ -174,6 +174,23 @@ def test_recipe_of_a_folder_fits_its_images_and_the_papers_stays_by_name(photos)
   assert recipes.chosen_finetuning('b16,cifar10') == recipes.finetuning('b16', 'cifar10')
 
 
+@pytest.mark.parametrize('recipe', ['', ',paper'])
+def test_of_data_with_no_split_but_train_a_tenth_is_held_out(recipe, tmp_path):
+  for number in range(40):
+    path = tmp_path / 'train' / 'ab'[number % 2] / f'{number}.jpg'
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+  config = recipes.chosen_finetuning(f'b16,folder:{tmp_path}{recipe}')
+  (evaluator,) = config.evaluators.values()
+  held = sources.open_source(config.data.source, evaluator.split, data=config.data)
+  assert evaluator.split == 'val' and len(held) == 4
+  assert not {held[number].name for number in range(4)} & set(_names(config.data))
+  config = recipes.chosen_finetuning(
+    f'b16,folder:{tmp_path}:train[:90%]{recipe}'
+  )  # the rest is named by an option
+  assert config.data.fold is None
+
+
 def test_absurd_number_of_epochs_is_said_with_the_remedy():
   timeline = Timeline.of('2500 steps', batch_size=512, examples=300)
   assert '300 images are seen 4,267 times each' in console.length_warning(timeline)
