@@ -23,6 +23,7 @@ Examples:
 """
 
 import os
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -231,10 +232,10 @@ def _print(result: 'Result', destination: str, name: str | None) -> None:
   elif name:
     print(f'Train on it: {training_command(name, sum(result.records.values()), lists)}')
   else:
-    source = f'--config.data.source=tfds:{destination}'
+    options = [f'--config.data.source=tfds:{destination}']
     if tuple(result.records) == ('train',):  # recipes evaluate on 'val'
-      source += ":train[:90%] --config.evaluators.val.split='train[90%:]'"
-    print(f'Train on it with {source}{lists}')
+      options = [f'{options[0]}:train[:90%]', '--config.evaluators.val.split=train[90%:]']
+    print(f'Train on it with {shlex.join(options)}{lists}')
   if result.classes == 1:
     print(
       'There is nothing to tell apart in one class: check that SRC has a folder for each.', file=sys.stderr
