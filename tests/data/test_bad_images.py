@@ -126,7 +126,7 @@ def test_run_that_replaces_an_image_lists_it(tmp_path):
   flags = ['--config.data.bad_images=replace', '--config.log_every=1 steps']
   result = commands.run(tmp_path, f'--config.data.source=folder:{images}', *flags)
   commands.assert_done(result)
-  assert '1 images that cannot be decoded were replaced by others' in result.stderr
+  assert '1 training images cannot be decoded and are not trained on' in result.stderr
   (line,) = (tmp_path / 'run' / 'report' / 'bad_images.jsonl').read_text().splitlines()
   assert json.loads(line)['name'] == str(damaged)
   metrics = [json.loads(line) for line in (tmp_path / 'run' / 'metrics.jsonl').read_text().splitlines()]

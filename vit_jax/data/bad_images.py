@@ -1,4 +1,4 @@
-"""The list of training images that could not be decoded and were replaced (`data.bad_images='replace'`)."""
+"""The list of training images that cannot be decoded, where `data.bad_images` is 'replace'."""
 
 import logging
 import pathlib
@@ -49,7 +49,9 @@ class BadImages:
       with files.atomic_write(self._path) as file:
         for step, name, error in found:
           file.write(json_lines.text({'step': step, 'name': name, 'error': error}))
-      _log.warning('%d images that cannot be decoded were replaced by others: see %s', len(found), self._path)
+      _log.warning(
+        '%d training images cannot be decoded and are not trained on: see %s', len(found), self._path
+      )
       self._written = len(found)
     return {'data/bad_images': len(found)} if found else {}
 
