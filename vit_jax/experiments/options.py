@@ -1,9 +1,10 @@
 """Configs with other values for some options."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import ml_collections
+from flax import traverse_util
 
 from vit_jax.config import Config, from_config_dict, to_config_dict
 from vit_jax.foundation.errors import UserError
@@ -19,7 +20,7 @@ def changed(config: Config | ml_collections.ConfigDict, options: Mapping[str, An
   try:
     values.update_from_flattened_dict(options)
   except KeyError as error:
-    known = set(_option_names(values))
+    known = set(traverse_util.flatten_dict(values.to_dict(), sep='.'))
     wrong = next((option for option in options if option not in known), '')
     near = documentation.nearest(wrong, known)
     hint = f'did you mean {near}?' if near else 'the options are in vit_jax/config.py.'
@@ -28,12 +29,3 @@ def changed(config: Config | ml_collections.ConfigDict, options: Mapping[str, An
     text = ' '.join(str(error).strip('"').split())
     raise UserError(f'An option of {whose} is wrong: {text}') from error
   return from_config_dict(values)
-
-
-def _option_names(values: ml_collections.ConfigDict, prefix: str = '') -> Iterator[str]:
-  """The dotted names of all options."""
-  for name, value in values.items():
-    if isinstance(value, ml_collections.ConfigDict):
-      yield from _option_names(value, f'{prefix}{name}.')
-    else:
-      yield f'{prefix}{name}'

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+from flax import traverse_util
 from jax.tree_util import keystr
 
 
@@ -19,14 +20,7 @@ def flatten(tree: Any) -> dict[str, Any]:
 
 def unflatten(flat: dict[str, Any]) -> dict[str, Any]:
   """{'a/b': leaf} -> {'a': {'b': leaf}}."""
-  result: dict[str, Any] = {}
-  for path, leaf in flat.items():
-    *parents, name = path.split('/')
-    node = result
-    for parent in parents:
-      node = node.setdefault(parent, {})
-    node[name] = leaf
-  return result
+  return traverse_util.unflatten_dict(flat, sep='/')
 
 
 def merged(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
