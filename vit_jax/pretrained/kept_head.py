@@ -9,7 +9,7 @@ from vit_jax.foundation import class_matching, pytrees
 from vit_jax.foundation.class_matching import NEW, By
 from vit_jax.pretrained.base import Pretrained
 
-_HEADS = ('head/', 'distillation_head/')  # the last axis of their arrays is that of the classes
+HEADS = ('head/', 'distillation_head/')  # the last axis of their arrays is that of the classes
 
 
 def matched(
@@ -50,7 +50,7 @@ def matched(
     return pretrained
   params = pytrees.flatten(pretrained.params)
   for path in params:
-    if path.startswith(_HEADS):
+    if path.startswith(HEADS):
       params[path] = _ordered(params[path], order)
   architecture = dataclasses.replace(pretrained.architecture, num_classes=outputs)
   return dataclasses.replace(

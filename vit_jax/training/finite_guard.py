@@ -10,9 +10,7 @@ from vit_jax.checkpoint.manager import Manager
 from vit_jax.config import Config
 from vit_jax.data.pipeline import TrainPipeline
 from vit_jax.foundation.errors import NotFinite
-
-Metrics = dict[str, jax.Array]
-
+from vit_jax.objectives.base import Metrics
 
 # A run that skips steps ends where more than half of so many were skipped, and there are at least _FEWEST.
 _WINDOW, _FEWEST = 100, 20

@@ -28,6 +28,7 @@ from vit_jax.foundation import pytrees
 from vit_jax.foundation.errors import UserError
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel import sharding as sharding_lib
+from vit_jax.pretrained import kept_head
 from vit_jax.training.feature_files import FeatureFiles
 from vit_jax.training.run import Run
 from vit_jax.training.state import TrainState
@@ -35,7 +36,6 @@ from vit_jax.training.state import TrainState
 # Images, at most, of a head that is trained further; more take minutes, and change the beginning little.
 _IMAGES = 20_000
 _FILE = 512  # images whose features are a file, about
-_HEADS = ('head/', 'distillation_head/')
 
 
 def with_probe(
@@ -92,7 +92,7 @@ def _key(run: Run, source: Source, variables: Params) -> dict[str, Any]:
     'pixels': repr(Preprocess.of_run(config.data, **_cut(run))),
     'model': repr(config.model),
     'variables': checksums.of_arrays(
-      {p: v for p, v in pytrees.flatten(variables).items() if not p.startswith(_HEADS)}
+      {p: v for p, v in pytrees.flatten(variables).items() if not p.startswith(kept_head.HEADS)}
     ),
     'batch_size': config.batch_size,
   }

@@ -23,6 +23,7 @@ from vit_jax.foundation.errors import UserError
 from vit_jax.models import batch_norm, flexible_patches
 from vit_jax.models.base import Architecture, Model
 from vit_jax.models.capabilities import TextTowerOptions
+from vit_jax.objectives.base import Metrics
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel import sharding as sharding_lib
 from vit_jax.training import descent as descent_lib
@@ -34,7 +35,6 @@ from vit_jax.training.state import TrainState
 from vit_jax.training.timeline import Timeline
 
 BatchShapes = dict[str, jax.ShapeDtypeStruct]
-Metrics = dict[str, jax.Array]
 Params = dict[str, Any]
 Frozen = tuple[Params, ...]
 ModelState = dict[str, Any]
