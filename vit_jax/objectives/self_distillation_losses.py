@@ -58,7 +58,7 @@ def koleo_loss(features: jax.Array) -> jax.Array:
 
 
 def sinkhorn(
-  scores: jax.Array, temperature: jax.typing.ArrayLike, counted: jax.Array | None = None, rounds: int = 3
+  scores: jax.Array, temperature: jax.typing.ArrayLike, counted: jax.Array | None = None
 ) -> jax.Array:
   """Probabilities by which every prototype gets the same weight in the batch (SwAV, arXiv 2006.09882, appendix A).
 
@@ -68,12 +68,11 @@ def sinkhorn(
     scores: float32 (N, K).
     temperature: of their softmax.
     counted: bool (N,): the rows that take part; others become zeros. None: all.
-    rounds: of scaling prototypes, and then rows.
   """
   q = jnp.exp((scores - scores.max()) / temperature)
   rows = jnp.ones(len(q), bool) if counted is None else counted
   q = jnp.where(rows[:, None], q, 0)
-  for _ in range(rounds):
+  for _ in range(3):  # prototypes, and then rows
     q /= jnp.maximum(q.sum(axis=0, keepdims=True), jnp.finfo(q.dtype).tiny)
     q /= jnp.where(rows, q.sum(axis=1), 1)[:, None]
   return q

@@ -72,14 +72,14 @@ def _kind(field: _Field) -> str:
   return places[_name(field.section)]
 
 
-def other_kinds(place: Place = CONFIG) -> Iterator[tuple[str, list[OptionDoc]]]:
-  """Of each union of a section, such as `model`, the kinds that are not its default.
+def other_kinds() -> Iterator[tuple[str, list[OptionDoc]]]:
+  """Of each union of a section of `Config`, such as `model`, the kinds that are not its default.
 
   Yields:
     The option that chooses a kind, such as "model.name='mixer'", and the options that only this kind has. Of
     a union with many members, `evaluators`, each kind with all options of a member, called NAME.
   """
-  for name, field in _fields(place).items():
+  for name, field in _fields(CONFIG).items():
     if field.registry is None:
       continue
     prefix = f'{name}.' if field.section else f'{name}.NAME.'
@@ -90,10 +90,10 @@ def other_kinds(place: Place = CONFIG) -> Iterator[tuple[str, list[OptionDoc]]]:
         yield f'{prefix}{field.registry.tag}={kind!r}', own
 
 
-def help_text(place: Place = CONFIG) -> str:
+def help_text() -> str:
   """All options with their defaults and documentation, a paragraph each; behind them those of the other kinds."""
-  paragraphs = [_paragraph(doc) for doc in documented(place)]
-  for choice, own in other_kinds(place):
+  paragraphs = [_paragraph(doc) for doc in documented()]
+  for choice, own in other_kinds():
     paragraphs += [f'\nWith --config.{choice} there are:\n', *map(_paragraph, own)]
   return '\n'.join(paragraphs)
 

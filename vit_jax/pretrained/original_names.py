@@ -87,9 +87,9 @@ class NamedFormat(TransformersFormat):
       'intermediate_size': hidden[0],
     }
 
-  def image_side(self, files: TensorFiles, positions: str, others: int = 1) -> int:
-    """Pixels of a side of square images, by the number of positions, `others` of which are no patches'."""
-    tokens = files.shapes[positions][-2] - others
+  def image_side(self, files: TensorFiles, positions: str) -> int:
+    """Pixels of a side of square images, by the number of positions, one of which is the class token's."""
+    tokens = files.shapes[positions][-2] - 1
     return math.isqrt(max(tokens, 1)) * next(
       files.shapes[name][-1] for name in self.patches if name in files.shapes
     )

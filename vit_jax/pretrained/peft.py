@@ -35,7 +35,6 @@ from vit_jax.pretrained.torch_names import Rule
 
 CONFIG, FILE = 'adapter_config.json', 'adapter_model.safetensors'
 _OWN = 'vit_jax.json'  # what PEFT has no place for
-_Adapters = dict[str, dict[str, str]]  # module -> our name of a tensor -> its name in the file
 
 
 class PeftFormat(Format):
