@@ -107,6 +107,13 @@ def test_directory_without_version_names_the_one_with_it(shades):
     opened(f'tfds:{shades.parent}')
 
 
+def test_folder_whose_name_is_no_data_sets_is_read_behind_a_dot(shades, monkeypatch):
+  monkeypatch.chdir(shades.parent.parent)
+  with pytest.raises(UserError, match=r'write tfds:\./shades/1\.2\.0\.$'):
+    opened('tfds:shades/1.2.0')
+  assert len(opened('tfds:./shades/1.2.0')) == 10
+
+
 def test_tfrecord_names_the_command_that_converts_it(shades, tmp_path):
   folder = tmp_path / 'shades/1.2.0'
   shutil.copytree(shades, folder)

@@ -301,9 +301,11 @@ def builder_of(name: str) -> tfds.core.DatasetBuilder:
   except tfds.core.DatasetNotFoundError:
     is_prepared, builder = False, None
   except Exception as error:  # TFDS reads JSON and protocol buffers here; it names no types
-    raise UserError(
-      f'tfds:{name} cannot be opened ({first_line(error)[:500]}); check its name and config.'
-    ) from error
+    here = os.path.isdir(os.path.expanduser(name))
+    remedy = (
+      f'to read the folder of that name here, write tfds:./{name}' if here else 'check its name and config'
+    )
+    raise UserError(f'tfds:{name} cannot be opened ({first_line(error)[:500]}); {remedy}.') from error
   if builder is None or not is_prepared:
     remedy = _remedy(name, data_dir, same, prepared, is_known=builder is not None)
     raise UserError(f'There is no tfds:{name} in {data_dir} (TFDS_DATA_DIR says where); {remedy}')
