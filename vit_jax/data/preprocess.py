@@ -169,7 +169,7 @@ class Preprocess:
     if not self.antialias:
       notes = (
         f"{project}'s resize antialiases, and the {self.method} resize of this checkpoint does not: of images "
-        'that are shrunk, the pixels differ a little.',
+        'that are shrunk, pixels differ, and of a few the class too.',
       )
     if self.max_patches is not None:
       notes += (
