@@ -19,6 +19,7 @@ from transformers_peers import (
   transformers,
 )
 
+import vit_jax
 from vit_jax.foundation.errors import UserError
 from vit_jax.pretrained.base import FORMATS
 
@@ -110,6 +111,67 @@ def test_a_model_of_another_family_has_timms_logits_and_is_written_for_timm(name
   np.testing.assert_allclose(make_ours(once_more)(images), ours, atol=1e-6, rtol=1e-6)
 
 
+def test_rotary_positions_from_patch_to_patch_are_written_without_a_stretch_and_not_read_with_one(tmp_path):
+  name = 'vit_small_patch16_rope_224'
+  peer = randomise(timm.create_model(name, **SIZES), seed=0)
+  save(peer, tmp_path / 'theirs')
+  told(tmp_path / 'theirs', num_heads=4)
+  FORMATS['timm']().write(read(tmp_path / 'theirs'), tmp_path / 'ours')
+  again = timm.create_model(f'local-dir:{tmp_path / "ours"}', pretrained=True, img_size=32).eval()
+  larger = timm.create_model(name, **(SIZES | {'img_size': 32})).eval()
+  larger.load_state_dict(peer.state_dict())
+  images = np.random.default_rng(0).standard_normal((2, 32, 32, 3)).astype(np.float32)
+  np.testing.assert_allclose(logits_of(again, images), logits_of(larger, images), atol=1e-6)
+  told(tmp_path / 'theirs', ref_feat_shape=[4, 4])
+  with pytest.raises(UserError, match='stretches rotary positions that go from one patch to the next'):
+    read(tmp_path / 'theirs')
+
+
+def test_null_of_ref_feat_shape_is_no_stretch(tmp_path):
+  save(randomise(timm.create_model('eva02_tiny_patch14_224', **SIZES), 0), tmp_path)
+  told(tmp_path, ref_feat_shape=None, **SIZES)
+  peer = timm.create_model(f'local-dir:{tmp_path}', pretrained=True).eval()
+  pretrained = read(tmp_path)
+  images = make_images(pretrained)
+  np.testing.assert_allclose(make_ours(pretrained)(images), logits_of(peer, images), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize('name', ['vit_small_patch16_dinov3', 'vit_small_patch14_dinov2'])
+def test_size_that_a_model_is_evaluated_at_is_said_where_it_is_not_its_own(name, tmp_path):
+  """A model for 32 pixels whose folder says that 16 are shown to it: loaded for those it has timm's logits."""
+  peer = randomise(timm.create_model(name, **(SIZES | {'img_size': 32}), dynamic_img_size=True), 0)
+  hub.save_for_hf(peer, tmp_path, safe_serialization=True, data_config={'input_size': (3, 16, 16)})
+  (note,) = [note for note in read(tmp_path).notes if 'evaluates it' in note]
+  assert 'image_size=(16, 16) resizes the model' in note
+  ours = vit_jax.load(tmp_path, image_size=(16, 16))
+  images = np.random.default_rng(0).standard_normal((2, 16, 16, 3)).astype(np.float32)
+  np.testing.assert_allclose(ours(images), logits_of(peer.eval(), images), atol=1e-4, rtol=1e-4)
+
+
+def told(folder: pathlib.Path, **arguments) -> None:
+  path = folder / 'config.json'
+  values = json.loads(path.read_text())
+  values['model_args'] = values.get('model_args', {}) | arguments
+  path.write_text(json.dumps(values))
+
+
+@pytest.mark.parametrize('name', ['gmixer_12_224', 'gmlp_ti16_224', 'resmlp_12_224', 'mixer_s32_224'])
+def test_mixers_for_images_of_another_size_are_written_for_timm(name, tmp_path):
+  peer = randomise(timm.create_model(name, img_size=64, num_classes=5), 0)
+  save(peer, tmp_path / 'theirs')
+  pretrained = read(tmp_path / 'theirs')
+  FORMATS['timm_mixer']().write(pretrained, tmp_path / 'ours')
+  again = timm.create_model(f'local-dir:{tmp_path / "ours"}', pretrained=True).eval()
+  images = make_images(pretrained)
+  np.testing.assert_array_equal(logits_of(again, images), logits_of(peer, images))
+  assert read(tmp_path / 'ours').architecture == pretrained.architecture
+  other = dataclasses.replace(pretrained.architecture.model, mlp_dim=8)
+  other = dataclasses.replace(
+    pretrained, architecture=dataclasses.replace(pretrained.architecture, model=other)
+  )
+  assert 'published sizes' in FORMATS['timm_mixer']().unfit(other)
+
+
 @pytest.mark.parametrize(
   'norm', ['LayerNormFp32', 'rms_norm', 'rmsnormfp32', 'simplenorm', 'simple_norm_fp32']
 )
@@ -155,6 +217,12 @@ def test_class_names_are_those_that_timm_reads(architecture, options, tmp_path):
   values['label_names'] = {str(2 * i): name for i, name in enumerate(names)}
   config.write_text(json.dumps(values))
   assert read(tmp_path).class_names is None
+  old = {'architecture': architecture, 'num_features': 32, **values['pretrained_cfg'], 'labels': names}
+  del old['label_names']
+  config.write_text(json.dumps(old))
+  if architecture.startswith('mixer'):  # whose sizes the tensors tell
+    theirs = hub.load_model_config_from_path(str(tmp_path))[0]['label_names']
+    assert read(tmp_path).class_names == tuple(theirs)
 
 
 @pytest.mark.parametrize('kind', ['timm', 'timm_mixer'])

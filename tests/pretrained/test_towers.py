@@ -232,6 +232,26 @@ def test_tables_of_relative_positions_for_oblong_images_are_not_written_as_beit(
   assert 'oblong' in BeitFormat().unfit(oblong)
 
 
+@pytest.mark.parametrize('shared', [False, True])
+@pytest.mark.parametrize('size', [[16, 32], [32, 16]])
+def test_tables_of_relative_positions_for_oblong_images_are_read_as_transformers_does(size, shared, tmp_path):
+  peer = peer_of('beit')
+  config = type(peer.config).from_dict(
+    peer.config.to_dict()
+    | {
+      'image_size': size,
+      'use_shared_relative_position_bias': shared,
+      'use_relative_position_bias': not shared,
+    }
+  )
+  peer = randomise(type(peer)(config), 0)
+  peer.save_pretrained(tmp_path)
+  images = np.random.default_rng(0).standard_normal((2, *size, 3)).astype(np.float32)
+  with torch.no_grad():
+    expected = peer(to_torch(images)).logits
+  assert relative(vit_jax.load(tmp_path)(images), expected) < 1e-5
+
+
 @pytest.mark.parametrize('size', [(16, 32), (24, 24)])
 def test_positions_of_aimv2_that_are_computed_are_those_of_the_size_that_is_loaded(size, tmp_path):
   peer_of('aimv2 native').save_pretrained(tmp_path)

@@ -28,6 +28,8 @@ _HEADS = {1280: 16, 1408: 16, 1664: 16}
 # timm's names of a SwiGLU's layers -> DINOv2's, which has both that meet the tokens in one, and DINOv3's.
 _SWIGLU = {'mlp.fc1': 'mlp.w12', 'mlp.fc1_g': 'mlp.w1', 'mlp.fc1_x': 'mlp.w2', 'mlp.fc2': 'mlp.w3'}
 _TOKENS = Tokens('pos_embed', 'cls_token', 'register_tokens')
+# The middle is cut by torchvision's CenterCrop, which timm has too.
+_CUT = IMAGENET | {'timm': 'center'}
 _UNUSED: dict[str, str | None] = {
   'mask_token': 'The mask token, which only pre-training uses, is left out.',
   r'decoder_.*': 'The decoder, which only pre-training uses, is left out.',
@@ -113,7 +115,7 @@ class OriginalFormat(NamedFormat):
       _TOKENS,
       {'layer_norm_eps': 1e-6},
       'bicubic',
-      IMAGENET,
+      _CUT,
       256 / 224,
       (),
       _UNUSED,
@@ -185,7 +187,7 @@ _TORCHVISION = Family(
   Tokens('encoder.pos_embedding', 'class_token'),
   {'layer_norm_eps': 1e-6},
   'bicubic',
-  IMAGENET | {'method': 'bilinear'},
+  _CUT | {'method': 'bilinear'},
   256 / 224,
   (),
   {},

@@ -108,9 +108,11 @@ def applied(base: Pretrained, folder: str | os.PathLike[str]) -> Pretrained:
     )
   with TensorFiles(folder / FILE) as files:
     adapters, others = _named(files)
-    wanted = {*(f'{module}.weight' for module in adapters), *others}
+    wanted = missing = {*(f'{module}.weight' for module in adapters), *others}
     for rules in all_rules(_with_any_head(base)):
       tensors, names = _tensors(rules, base)
+      absent = wanted - names.keys()
+      missing = min(missing, absent, key=len)
       if wanted <= names.keys():
         for module, own in adapters.items():
           name = names[f'{module}.weight']
@@ -124,7 +126,7 @@ def applied(base: Pretrained, folder: str | os.PathLike[str]) -> Pretrained:
         head = any(rule.path == 'head/kernel' for rule in _within(rules, {names[name] for name in others}))
         return _with_doubt(model, folder) if head and model.class_names else model
   raise UserError(
-    f'{folder} is of another model than the base, which has no {min(wanted)}; name the base of it.'
+    f'{folder} is of another model than the base, which has no {min(missing)}; name the base of it.'
   )
 
 

@@ -96,7 +96,19 @@ class TimmFormat(FolderFormat):
       )
     if not alone and 'global_pool' not in values and 'global_pool' not in arguments:
       notes += (f'{values.path} does not say how the model pools (global_pool): {pool!r} is taken.',)
+    fixed = published.flag('fixed_input_size', False) and not arguments.flag('dynamic_img_size', False)
+    evaluated = timm_config.image_size(published) or image_size
+    if not fixed and evaluated != image_size and options.image_size is None:
+      notes += (
+        f'{values.path} has a model for {image_size[0]} x {image_size[1]} and evaluates it with images of '
+        f'{evaluated[0]} x {evaluated[1]} (pretrained_cfg): images are prepared for the former; '
+        f'image_size={evaluated} resizes the model.',
+      )
     grid = model.grid(image_size)
+    if defaults.rotary == 'rotary' and arguments.sides('ref_feat_shape', grid) != grid:
+      raise UnknownModelError(
+        'it stretches rotary positions that go from one patch to the next (ref_feat_shape)'
+      )
     num_classes = shape_of(shapes, 'head.weight', 2)[0] if 'head.weight' in shapes else 0
     naming = Naming.of(shapes, interleaved=defaults.rotary not in ('', 'rotary_dinov3'))
     derived = renamed | timm_derived.tensors(shapes, model, grid)
@@ -239,7 +251,7 @@ def _root(shapes: Shapes) -> str:
 
 
 def _rotary_grid(arguments: JsonObject, defaults: Defaults) -> int | None:
-  if defaults.rotary_grid is None:
+  if defaults.rotary_grid is None or arguments.says_null('ref_feat_shape'):
     return None
   rows, columns = arguments.sides('ref_feat_shape', defaults.rotary_grid)
   if rows != columns:

@@ -100,6 +100,8 @@ def class_names(values: JsonObject, num_classes: int) -> tuple[str, ...] | None:
   They may be an object of names by number, timm's way where numbers have gaps.
   """
   names = (values if 'label_names' in values else published(values)).raw('label_names')
+  if names is None and 'pretrained_cfg' not in values:
+    names = values.raw('labels')  # as old files call them
   if isinstance(names, dict):
     numbers = list(map(str, range(num_classes)))
     names = [names[number] for number in numbers] if names.keys() == set(numbers) else None

@@ -1,8 +1,12 @@
 """BEiT and Data2Vec-Vision of transformers."""
 
 import dataclasses
+import functools
 from typing import Any
 
+import numpy as np
+
+from vit_jax.models import position_resize
 from vit_jax.models.base import Architecture, Grid
 from vit_jax.models.vit_config import ViTConfig
 from vit_jax.pretrained.base import Pretrained, UnknownModelError
@@ -84,7 +88,18 @@ class BeitFormat(TransformersFormat):
   def derived(self, files: TensorFiles, prefix: str, architecture: Architecture) -> dict[str, Derived]:
     """The table that all blocks share, as one of each."""
     shared = f'{prefix}encoder.{_TABLE}'
-    if shared not in files.shapes:
+    own = {prefix + _OF_BLOCK.format(block) for block in range(architecture.model.num_layers)}
+    grid = architecture.model.grid(architecture.image_size)
+    compute = functools.partial(_as_transformers, grid) if grid[0] != grid[1] else lambda table: table
+    if shared in files.shapes:
+      return {name: Derived(files.shapes[shared], (shared,), compute) for name in own}
+    if grid[0] == grid[1]:
       return {}
-    same = Derived(files.shapes[shared], (shared,), lambda table: table)
-    return {prefix + _OF_BLOCK.format(block): same for block in range(architecture.model.num_layers)}
+    return {name: Derived(files.shapes[name], (name,), compute) for name in own if name in files.shapes}
+
+
+def _as_transformers(grid: Grid, table: np.ndarray) -> np.ndarray:
+  """A table of oblong images as transformers reads it: with rows and columns mixed up, resized to the right ones."""
+  rows, columns = 2 * grid[0] - 1, 2 * grid[1] - 1
+  cells = position_resize.resize(table[: rows * columns], (columns, rows), (rows, columns), 'bilinear')
+  return np.concatenate([cells, table[rows * columns :]])
