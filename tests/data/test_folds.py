@@ -74,7 +74,8 @@ def test_classes_in_another_order_leave_every_image_in_its_fold(tmp_path):
   [
     *(('train', 'val', False), ('train', 'train', True), ('all', 'val', True), ('train', 'all', True)),
     *(('train+val', 'val', True), ('train[:90%]', 'train[90%:]', False), ('train[:90%]', 'train', True)),
-    *(('train', 'train[90%:]', True), ('train+val', 'test', False)),
+    *(('train', 'train[90%:]', True), ('train+val', 'test', False), ('train[:90%]', 'train[:90%]', True)),
+    *(('train', 'training', True), ('validation', 'val', True)),  # a folder's other words
   ],
 )
 def test_a_split_that_a_run_was_trained_on_is_known(trained, split, is_known, tmp_path):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import re
 import unittest.mock
 
 import jax
@@ -154,7 +155,9 @@ def test_source_with_lists_of_classes_is_refused_by_the_evaluators_name(tmp_path
   (tmp_path / 'list.csv').write_text('file,label\na.png,cat;dog\n')
   options = prepare_run.Options(Shrinking(), workers=1)
   prepare_run.prepare(f'{tmp_path}/list.csv', f'{tmp_path}/set/1.0.0', options)
-  lists = dataclasses.replace(PROBE, source=f'tfds:{tmp_path}/set/1.0.0', split='train[:50%]')
+  lists = dataclasses.replace(
+    PROBE, source=f'tfds:{tmp_path}/set/1.0.0', train_split='train[50%:]', split='train[:50%]'
+  )
   said = r'evaluators\.web is few-shot, which needs images of one class each, and'
   with pytest.raises(UserError, match=said):
     run_of({'web': lists}).open_evaluators()
@@ -165,7 +168,18 @@ def test_source_with_lists_of_classes_is_refused_by_the_evaluators_name(tmp_path
   [
     ({'layer': 2}, r'config\.evaluators\.web\.layer is 2; choose a block from 0 to 1'),
     ({'source': 'digits:train[:50%]'}, r'web\.source names the split .*; leave it out there'),
-    ({'train_split': 'test', 'split': 'test'}, r"web learns from the split 'test' and is tested on it"),
+    *(
+      (
+        {'train_split': train, 'split': test},
+        f"learns from images of the split '{re.escape(train)}' and is tested",
+      )
+      for train, test in (
+        ('test', 'test'),
+        ('train', 'train[80%:]'),
+        ('train[:9%]', 'train[:9%]'),
+        ('train+test', 'test'),
+      )
+    ),
     ({'pool': 'map'}, r"web\.pool is 'map', which this model does not have; choose gap or token or tok"),
   ],
 )

@@ -125,6 +125,7 @@ DISTILLATION = {{'objective.name': 'distillation', 'model.distillation_token': T
 VARIANTS |= {{
   'student_of_student': Variant('quickstart', OPTIONS, teacher='student', unlabelled=OTHERS),
   'distilled': Variant('quickstart', OPTIONS | DISTILLATION, teacher='teacher'),
+  'adapted': Variant('quickstart', {{'adapter.rank': 2}}, start='teacher'),
 }}
 """
 
@@ -178,11 +179,14 @@ def test_an_averaged_teacher_is_the_runs_of_all_seeds(rounds, tmp_path):
   for seed in study.seeds:
     assert runs[f'student/seed_{seed}'].teachers == teachers
     assert runs[f'student/seed_{seed}'].needed == set(teachers)
+    assert runs[f'adapted/seed_{seed}'].config.init.checkpoint == str(teachers[seed])
     assert runs[f'distilled/seed_{seed}'].config.objective.teachers == ','.join(map(str, teachers))
     assert runs[f'student_of_student/seed_{seed}'].teachers == (tmp_path / 'student' / f'seed_{seed}',)
   labelling, _ = definition.command('student', study).split(' && ')
   assert '--teachers=teacher/seed_0,teacher/seed_1' in labelling
   assert '--config.objective.teachers=teacher/seed_0,teacher/seed_1' in definition.command('distilled', study)
+  with pytest.raises(UserError, match=r'of other folds have learned .*; leave averaged out'):
+    definition.runs(dataclasses.replace(study, folds=True), tmp_path)
 
 
 def test_command_of_a_student_labels_its_images_first(rounds):
@@ -381,9 +385,8 @@ def test_a_cross_validation_holds_out_another_fold_in_each_run_and_counts_all_im
     (run.folder / 'report' / 'test.json').write_text(json.dumps(report))
   table.write(study, results, tmp_path)
   text = (tmp_path / 'table.md').read_text()
-  assert (
-    'fold 3/3' in text and '92.00% of 150 images (95% interval 86.54% to 95.36%)' in text
-  )  # scipy's binomtest
+  # The interval is scipy's, of binomtest.
+  assert 'fold 3/3' in text and '92.00% of 150 images (95% interval 86.54% to 95.36%)' in text
   first, second = results  # 300 images, and 301 after one came
   results[first] = results[first]._replace(images=200)
   results[second] = results[second]._replace(images=251)
@@ -391,4 +394,6 @@ def test_a_cross_validation_holds_out_another_fold_in_each_run_and_counts_all_im
     table.write(study, results, tmp_path)
   (name, variant), *_ = study.variants.items()  # of the rest of each fold only a part is trained on
   part = dataclasses.replace(variant, options={**variant.options, 'data.max_per_class': 20})
-  table.write(dataclasses.replace(study, variants={name: part}), results, tmp_path)
+  more = dataclasses.replace(variant, teacher=name, unlabelled=definition.Unlabelled('digits:test'))
+  for other in (part, more):  # or as many others as its teacher labels
+    table.write(dataclasses.replace(study, variants={name: other}), results, tmp_path)

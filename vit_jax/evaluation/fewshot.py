@@ -168,10 +168,10 @@ class FewShotEvaluator(Evaluator):
         f'config.evaluators.{name}.source names the split {named!r}, from which a probe would learn and be tested; '
         f'leave it out there, and set config.evaluators.{name}.train_split and split.'
       )
-    if options.train_split == options.split:
+    if sources.have_in_common(source, options.train_split, options.split):
       raise UserError(
-        f'config.evaluators.{name} learns from the split {options.split!r} and is tested on it; set another split or '
-        'train_split.'
+        f'config.evaluators.{name} learns from images of the split {options.train_split!r} and is tested on '
+        f'{options.split!r}, which has some of them; set another split or train_split.'
       )
     _, data = sources.evaluated(source, options.split, data, context.trained or context.data)
     try:

@@ -163,6 +163,11 @@ def runs(study: Study, workdir: pathlib.Path) -> list[StudyRun]:
   configs: dict[str, Config] = {}
   for name, variant in study.variants.items():
     _check_references(name, variant, configs)
+    if study.folds and variant.averaged:
+      raise UserError(
+        f'The variant {name!r} is taught by the average of all seeds of {variant.teacher!r}, and in cross-validation '
+        'those of other folds have learned from the images that it is measured by; leave averaged out.'
+      )
     configs[name] = config_of(name, variant)
     if variant.compared:
       _check_metric(name, configs[name], study.metric)
@@ -280,4 +285,6 @@ def config_of(name: str, variant: Variant) -> Config:
   options: dict[str, Any] = {'data.threads': 1, **variant.options}
   if variant.objective_teacher:
     options['objective.teachers'] = variant.objective_teacher
+  if variant.start:
+    options['init.checkpoint'] = variant.start
   return options_lib.changed(config_files.load(variant.config), options, f'the variant {name!r}')

@@ -90,8 +90,10 @@ def _pooled(study: Study, row: Row, workdir: pathlib.Path) -> str:
 
 def _trains_on_all_others(row: Row) -> bool:
   """Whether a fold is all that is not trained on."""
+  if row.variant.unlabelled is not None:
+    return False  # it also trains on what its teacher labels, as many as are confident
   data = config_of(row.name, row.variant).data
-  return data.max_per_class is None and '[' not in f'{data.source}{data.split}'
+  return data.max_per_class is None and '[' not in f'{data.source}{data.split}{data.mixture}'
 
 
 def _markdown(study: Study, table: Sequence[Row], pooled: Mapping[str, str]) -> str:

@@ -176,9 +176,16 @@ def was_trained_on(spec: str, split: str, trained: DataConfig) -> bool:
   )
 
 
+def have_in_common(spec: str, one: str, other: str) -> bool:
+  """Whether two splits of a source have images in common, as far as their names tell (as `was_trained_on`)."""
+  kind, place, _ = parse(spec, '')
+  return _have_in_common(SOURCES[kind], (place, one), (place, other))
+
+
 def _have_in_common(source: type[NamedSource], one: tuple[str, str], other: tuple[str, str]) -> bool:
   """Whether two splits (place, split) have images in common; the one place may be a split of the other."""
   (place, split), (where, own) = one, other
+  split, own = source.usual(split), source.usual(own)
   if source.same_place(place, where):
     return _overlap(split, own)
   if inner := source.split_of(place, where):
@@ -206,7 +213,7 @@ def _overlap(one: str, other: str) -> bool:
   whole, other_whole = (
     {part.strip() for part in split.split('+') if '[' not in part} for split in (one, other)
   )
-  return bool(whole & split_names(other) or other_whole & split_names(one))
+  return one == other or bool(whole & split_names(other) or other_whole & split_names(one))
 
 
 def check_fold(trained: DataConfig, images: int, version: str) -> None:
