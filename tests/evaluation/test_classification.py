@@ -171,6 +171,19 @@ def examples(logits: np.ndarray, labels: np.ndarray, loss: str = 'softmax', **op
   )
 
 
+def test_an_evaluator_of_images_that_are_trained_on_is_named(caplog):
+  splits = {'test': 'test', 'val': 'train[90%:]', 'own': 'test'}
+  evaluators = {name: c.ClassificationEvaluatorConfig(split=split) for name, split in splits.items()}
+  evaluators['own'] = c.ClassificationEvaluatorConfig(source='digits:train')
+  for split, names in (('train', ['own', 'val']), ('train[:90%]', ['own'])):
+    caplog.clear()
+    data = dataclasses.replace(CONFIG.data, source='digits', split=split)
+    config = dataclasses.replace(CONFIG, data=data, evaluators=evaluators)
+    Run(config, Dataset(100, tuple(map(str, range(10)))), jax.devices()[:1]).open_evaluators()
+    said = [record.getMessage() for record in caplog.records]
+    assert sorted(text.split()[0].split('.')[-1] for text in said if 'trained' in text) == names
+
+
 def test_ranks_are_those_of_top_k_and_a_logit_that_is_nan_is_no_hit():
   rng = np.random.default_rng(2)
   logits, labels = rng.integers(-2, 3, (300, 9)).astype(np.float32), rng.integers(0, 9, 300)

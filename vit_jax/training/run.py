@@ -126,10 +126,14 @@ class Run:
       mesh=self.mesh,
       trained=trained,
     )
-    return {
-      name: options.open(name, options.source or self.training_source, context)
-      for name, options in config.evaluators.items()
-    }
+    opened = {}
+    for name, options in config.evaluators.items():
+      source = options.source or self.training_source
+      if sources.was_trained_on(source, options.split, trained or config.data):
+        title = sources.title(source, options.split)
+        _log.warning('config.evaluators.%s counts images of %s, on which the model is trained.', name, title)
+      opened[name] = options.open(name, source, context)
+    return opened
 
   def step_flops(self, image_size: Size) -> float:
     """Model FLOPs of a training step, forward and backward, at an image size; recomputation excluded.

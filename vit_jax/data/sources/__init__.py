@@ -169,7 +169,7 @@ def evaluated(
 
 def was_trained_on(spec: str, split: str, trained: DataConfig) -> bool:
   """Whether a run was trained on images of a split, as far as names of splits tell: two slices of one may not meet."""
-  kind, place, _ = parse(spec, '')
+  kind, place, split = parse(spec, split)
   return any(
     kind == other and _have_in_common(SOURCES[kind], (place, split), (where, own))
     for other, where, own in _trained_parts(trained)
