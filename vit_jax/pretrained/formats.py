@@ -113,7 +113,7 @@ def to_write(name: str, pretrained: Pretrained) -> Pretrained:
 
 
 def written_by(name: str, pretrained: Pretrained) -> tuple[Format, tuple[str, ...]]:
-  """The format that is to write a model; of a group the first that can, and a sentence on why.
+  """The format that is to write a model; of a group the first that can, and a sentence on why not the very first.
 
   Raises:
     UserError: it cannot hold the model.
@@ -123,14 +123,8 @@ def written_by(name: str, pretrained: Pretrained) -> tuple[Format, tuple[str, ..
     chosen = FORMATS[candidate]()
     why = chosen.unfit(pretrained)
     if why is None:
-      notes = ()
-      if candidate != name:
-        notes = (
-          f'Of {name}, the kind {candidate!r} is written'
-          + ''.join(f'; {reason}' for reason in reasons)
-          + '.',
-        )
-      return chosen, notes
+      note = '; '.join([f'Of {name}, the kind {candidate!r} is written', *reasons[:1]])
+      return chosen, () if candidate == name else (f'{note}.',)
     if candidate == name:
       others = [other for other in FORMATS.names() if FORMATS[other]().unfit(pretrained) is None]
       raise chosen.refusal(why, others)
