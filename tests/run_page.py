@@ -1,9 +1,10 @@
 """Runs the code of a page of docs/ from top to bottom, as a reader would: python run_page.py PAGE.
 
-Blocks of shell are run by bash, those of Python in one namespace; one that begins with `# name.py` is saved
-as that file. What stands below `<!-- not run: why -->` is left out.
+Blocks of shell are run by bash, those of Python by a new Python that goes on until the next of shell; one that begins
+with `# name.py` is saved as that file. What stands below `<!-- not run: why -->` is left out.
 """
 
+import itertools
 import pathlib
 import re
 import subprocess
@@ -31,19 +32,19 @@ def blocks(page: pathlib.Path) -> list[Block]:
 
 
 def main() -> None:
-  sys.path.insert(0, '.')
-  values: dict[str, object] = {'__name__': 'page'}
-  for block in blocks(pathlib.Path(sys.argv[1])):
-    file = re.match(r'# (\w+\.py)\n', block.code)
-    start = time.time()
-    if not block.is_run:
-      continue
-    if block.language == 'sh':
-      subprocess.run(['bash', '-euc', block.code], check=True)
-    elif file:
-      pathlib.Path(file[1]).write_text(block.code)
-    else:
-      exec(compile('\n' * block.line + block.code, sys.argv[1], 'exec'), values)
+  page = pathlib.Path(sys.argv[1])
+  run = [block for block in blocks(page) if block.is_run]
+  for language, group in itertools.groupby(run, lambda block: block.language):
+    start, program = time.time(), ''
+    for block in group:
+      if language == 'sh':
+        subprocess.run(['bash', '-euc', block.code], check=True)
+      elif file := re.match(r'# (\w+\.py)\n', block.code):
+        pathlib.Path(file[1]).write_text(block.code)
+      else:  # on the lines that it has in the page
+        program += '\n' * (block.line - program.count('\n')) + block.code
+    if program:
+      subprocess.run([sys.executable, '-c', program], check=True)
     print(f'--- {time.time() - start:.1f} s\n', flush=True)
 
 

@@ -208,6 +208,21 @@ def test_ema_of_a_run_without_one_is_refused(golden, tmp_path):
     formats.read(tmp_path / 'run', weights='ema')
 
 
+def test_run_with_a_part_from_outside_says_what_to_import(golden, tmp_path, monkeypatch):
+  write_run(read(path(golden, 'b_vit_gap')), tmp_path / 'run')
+  as_stored = c.from_config_dict
+  monkeypatch.setattr(
+    c,
+    'from_config_dict',
+    lambda values: as_stored(values | {'model': values['model'] | {'name': 'conv_mixer'}}),
+  )
+  with pytest.raises(
+    UserError,
+    match=r"not in vit_jax: config\.model\.name is 'conv_mixer'; .* import its module before you load",
+  ):
+    read(tmp_path / 'run')
+
+
 @pytest.mark.slow
 def test_run_of_the_first_edition_is_read(tmp_path):
   """Its config was flat, the EMA was called average, and the layer below the head representation."""

@@ -29,6 +29,10 @@ T = TypeVar('T')
 _LONGEST_QUOTE = 200  # characters of a value in an error
 
 
+class UnknownKind(UserError):
+  """A section of a kind that no registry has."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Between:
   """A rule: a number from `low` up to `high`, both included."""
@@ -277,7 +281,7 @@ def _read_union(registry: Registry, values: Any, path: str) -> Any:
   if name not in registry.names():
     near = difflib.get_close_matches(str(name), registry.names(), n=1)
     hint = f'did you mean {near[0]!r}?' if near else f'choose one of {list(registry.names())}.'
-    raise UserError(f'{path}.{registry.tag} is {_shown(name)}; {hint}')
+    raise UnknownKind(f'{path}.{registry.tag} is {_shown(name)}; {hint}')
   cls = registry[name]
   hints, own = _hints(cls), {}
   for option, value in values.items():

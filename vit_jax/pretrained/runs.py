@@ -180,7 +180,13 @@ class _Stored:
   """
 
   def __init__(self, meta: Mapping[str, Any]):
-    self.config = config_lib.from_config_dict(meta['config'])
+    try:
+      self.config = config_lib.from_config_dict(meta['config'])
+    except options_lib.UnknownKind as error:
+      raise UserError(
+        f'The run has a part that is not in vit_jax: {error} If you wrote it, import its module before you load '
+        'the run.'
+      ) from None
     data, objective, names = self.config.data, self.config.objective, tuple(meta['class_names'])
     model = self.config.model.resolved().on_any_device()
     if 'position_resize' in meta:  # earlier versions kept it here, of a checkpoint that was converted
