@@ -17,7 +17,9 @@ import vit_jax
 from vit_jax import config as c
 from vit_jax import recipes
 from vit_jax.foundation.errors import UserError
+from vit_jax.models.base import Architecture
 from vit_jax.objectives import contrastive_views
+from vit_jax.pretrained import adapt, formats
 from vit_jax.training import loop
 from vit_jax.training.run import Dataset, Run
 from vit_jax.training.step import model_inputs
@@ -184,7 +186,12 @@ def test_the_momentum_encoder_loads_and_is_fine_tuned_frozen_patches_stay_and_a_
   assert capfd.readouterr().out.count('Warning: The contrastive learning has collapsed') == 1
   loaded = nnx.to_pure_dict(nnx.state(vit_jax.load(tmp_path / 'run').module))
   np.testing.assert_array_equal(loaded['blocks']['mlp']['dense_in']['kernel'], teacher)
-  assert type(recipes.fitted(str(tmp_path / 'run'), 'digits', 'head').model) is c.ViTConfig
+  tuned = recipes.fitted(str(tmp_path / 'run'), 'digits', 'head')
+  assert type(tuned.model) is c.ViTConfig
+  pretrained = formats.read(tmp_path / 'run')
+  architecture = Architecture(tuned.model, CONFIG.data.image_size, CONFIG.data.channels, 10)
+  _, report = adapt.adapt(pretrained, architecture, tuned.init)
+  assert any(path.startswith('predictor/dense_0/kernel') for path in report.ignored)
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,16 @@ from vit_jax.models.position_resize import PositionResize
 from vit_jax.pretrained.base import Pretrained
 from vit_jax.pretrained.config import InitConfig
 
-# Of a masked autoencoder, of self-distillation, and of two towers: other models never have these.
-_OF_PRETRAINING = ('decoder/', 'projection/', 'patch_projection/', 'centre/', 'text_tower/', 'logit_')
+# Of a masked autoencoder, of self-distillation, of compared views, and of two towers: other models never have these.
+_OF_PRETRAINING = (
+  'decoder/',
+  'projection/',
+  'patch_projection/',
+  'predictor/',
+  'centre/',
+  'text_tower/',
+  'logit_',
+)
 
 
 @dataclasses.dataclass(frozen=True)
