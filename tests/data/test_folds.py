@@ -75,6 +75,12 @@ def test_classes_in_another_order_leave_every_image_in_its_fold(tmp_path):
     *(('train', 'val', False), ('train', 'train', True), ('all', 'val', True), ('train', 'all', True)),
     *(('train+val', 'val', True), ('train[:90%]', 'train[90%:]', False), ('train[:90%]', 'train', True)),
     *(('train', 'train[90%:]', True), ('train+val', 'test', False), ('train[:90%]', 'train[:90%]', True)),
+    *(
+      ('train[:90%]', 'train[80%:]', True),
+      ('val+train[10%:20%]', 'train[:15%]', True),
+      ('train[:9]', 'train[5:]', True),
+    ),
+    *(('train[:9]', 'train[9:]', False), ('train[:9]', 'train[50%:]', False)),  # of how many is not known
     *(('train', 'training', True), ('validation', 'val', True)),  # a folder's other words
   ],
 )

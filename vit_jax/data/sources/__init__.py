@@ -28,6 +28,7 @@ from vit_jax.data.sources.tfds_files import INFO
 from vit_jax.foundation import buckets
 from vit_jax.foundation.errors import UserError
 
+_MANY = 10**9  # records of a split whose size does not matter
 _UNPREPARED = ('wds', 'webdataset', 'parquet', 'hf')  # kinds of data that `vit_jax.prepare` reads
 
 _WITH_SPLIT = re.compile(rf'(.+):({SPLITS.pattern})')
@@ -168,7 +169,7 @@ def evaluated(
 
 
 def was_trained_on(spec: str, split: str, trained: DataConfig) -> bool:
-  """Whether a run was trained on images of a split, as far as names of splits tell: two slices of one may not meet."""
+  """Whether a run was trained on images of a split, as far as is known without their sizes."""
   kind, place, split = parse(spec, split)
   return any(
     kind == other and _have_in_common(SOURCES[kind], (place, split), (where, own))
@@ -177,7 +178,7 @@ def was_trained_on(spec: str, split: str, trained: DataConfig) -> bool:
 
 
 def have_in_common(spec: str, one: str, other: str) -> bool:
-  """Whether two splits of a source have images in common, as far as their names tell (as `was_trained_on`)."""
+  """Whether two splits of a source have images in common, as far as is known without their sizes."""
   kind, place, _ = parse(spec, '')
   return _have_in_common(SOURCES[kind], (place, one), (place, other))
 
@@ -207,13 +208,23 @@ def _splits_trained_on(spec: str, trained: DataConfig) -> list[str]:
 
 
 def _overlap(one: str, other: str) -> bool:
-  """Whether a part of the one split is the whole of a part of the other, so that they have images in common."""
+  """Whether two splits of one place have images in common, as far as that is known without their sizes."""
   if 'all' in split_names(one) | split_names(other):
     return True
-  whole, other_whole = (
-    {part.strip() for part in split.split('+') if '[' not in part} for split in (one, other)
-  )
-  return one == other or bool(whole & split_names(other) or other_whole & split_names(one))
+  return any(_meet(part.strip(), another.strip()) for part in one.split('+') for another in other.split('+'))
+
+
+def _meet(one: str, other: str) -> bool:
+  """`_overlap` of single parts, such as 'train[:90%]'."""
+  if split_names(one) != split_names(other):
+    return False
+  if '[' not in one or '[' not in other or one == other:
+    return True
+  if ('%' in one) != ('%' in other):
+    return False  # a share beside numbers of records: who knows
+  (name,) = split_names(one)
+  (_, first, last), (_, begin, end) = (select(part, {name: _MANY}, name)[0] for part in (one, other))
+  return max(first, begin) < min(last, end)
 
 
 def check_fold(trained: DataConfig, images: int, version: str) -> None:
