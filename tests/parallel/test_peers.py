@@ -67,6 +67,22 @@ def test_process_killed_in_a_collective_ends_the_others(beginning):
 
 
 @pytest.mark.slow
+def test_error_behind_a_loss_does_not_overtake_the_end_by_that_loss():
+  """However long the end takes, which waits for the others: here 6 seconds, the error's own way out less."""
+  beginning = """
+  from vit_jax.foundation import signals
+  end = signals.end_process
+  signals.end_process = lambda *told: (time.sleep(6), end(*told))
+  import time
+"""
+  step = "time.sleep(1.5)\n        if jax.process_index() == 0: raise ValueError('as a collective raises it')"
+  processes = start(beginning + TRAINING.format(step=step), 2)
+  wait_for_word(processes, 'READY')
+  processes[1].kill()
+  assert_ended_by_loss(processes[0], finish(processes)[0], lost=1)
+
+
+@pytest.mark.slow
 def test_loss_of_process_0_which_serves_the_store_ends_the_others():
   processes = start(TRAINING.format(step='time.sleep(1)'), 2)
   wait_for_word(processes, 'READY')

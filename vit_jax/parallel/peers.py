@@ -67,7 +67,7 @@ class Peers:
     self._silence = limit  # the limit at this moment; shorter once something has failed
     self._beat_seconds = min(limit / 5, _MAX_SECONDS_BETWEEN_BEATS)
     self._over = threading.Event()
-    self._threads: list[threading.Thread] = []
+    self._watching: threading.Thread | None = None
 
   def __enter__(self) -> 'Peers':
     if jax.process_count() == 1:
@@ -81,12 +81,10 @@ class Peers:
     self._failure = ''  # what a process that failed has written
     self._failed_at = 0.0  # when this one first saw that
     self._abort = DelayedAbort(_ABORT_SECONDS)
-    self._threads = [
-      threading.Thread(target=self._beat, name='peers-beat', daemon=True),
-      threading.Thread(target=self._watch, name='peers-watch', daemon=True),
-    ]
-    for thread in self._threads:
-      thread.start()
+    self._beating = threading.Thread(target=self._beat, name='peers-beat', daemon=True)
+    self._watching = threading.Thread(target=self._watch, name='peers-watch', daemon=True)
+    self._beating.start()
+    self._watching.start()
     return self
 
   def __exit__(
@@ -95,16 +93,18 @@ class Peers:
     error: BaseException | None,
     traceback: TracebackType | None,
   ) -> None:
-    if not self._threads:
+    if self._watching is None:
       return
     if isinstance(error, Exception) and not isinstance(error, UserError | OSError | Preempted):
       # Perhaps a lost process is the cause: then `_watch` ends this process during the sleep.
       self._silence = min(self._limit, _SUSPICIOUS_SECONDS)
       time.sleep(self._silence + 2 * self._beat_seconds + 1)
-    self._end_threads()
+    self._stop_beating()
+    # Where it has found a reason to end this process, it does so now, perhaps when the others have left.
+    self._watching.join(timeout=2 * _SECONDS_TO_LEAVE)
     if error is None or isinstance(error, Preempted):
       self._write(str(jax.process_index()), _LEFT)
-    # A process that failed leaves no such word: the others, which may be waiting for it, end as well.
+    # A process that failed says why before it leaves: the others, which may be waiting for it, end as well.
     elif isinstance(error, Exception):
       self._tell_failure(error)
     self._abort.remove()
@@ -119,7 +119,7 @@ class Peers:
 
   def _end(self, sentence: str, code: int = EXIT_RESTART) -> NoReturn:
     """Ends this process by a sentence that the others can read in the store."""
-    self._end_threads()
+    self._stop_beating()
     self._leave()
     signals.end_process(f'\n{sentence}', code)  # a line of its own: Gloo may be within one
 
@@ -134,11 +134,9 @@ class Peers:
         return
       time.sleep(_SECONDS_BETWEEN_LOOKS)
 
-  def _end_threads(self) -> None:
+  def _stop_beating(self) -> None:
     self._over.set()
-    for thread in self._threads:
-      if thread is not threading.current_thread():
-        thread.join(timeout=self._beat_seconds)  # not longer: the store may hang
+    self._beating.join(timeout=self._beat_seconds)  # not longer: the store may hang
 
   def _beat(self) -> None:
     """Writes this process's count and reads the counts of all, until the run is over."""
