@@ -24,9 +24,8 @@ from transformers_peers import (
 )
 
 import vit_jax
-from vit_jax.data.preprocess import Preprocess
 from vit_jax.foundation.errors import UserError
-from vit_jax.pretrained import formats, open_clip, original_names
+from vit_jax.pretrained import formats, open_clip
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('precise')]  # it compares with another framework
 
@@ -160,28 +159,6 @@ def test_lone_file_of_torchvision(tmp_path):
     expected = peer(to_torch(images)).numpy()
   assert relative(make_ours(pretrained)(images), expected) < 1e-5
   assert pretrained.preprocess.shorter == 37
-
-
-@pytest.mark.parametrize('size', [(427, 640), (375, 500), (281, 500), (500, 334)])
-def test_pixels_of_own_names_are_torchvisions(size):
-  """Of 427 x 640, COCO's commonest shape, the place of the cut is half a pixel from two."""
-  transforms = pytest.importorskip('torchvision.transforms')
-  photograph = Image.fromarray(np.random.default_rng(0).integers(0, 256, (*size, 3), np.uint8))
-  for family, way in (
-    (original_names._TORCHVISION, transforms.InterpolationMode.BILINEAR),
-    (original_names.OriginalFormat.families['others'], transforms.InterpolationMode.BICUBIC),
-  ):
-    theirs = transforms.Compose(
-      [
-        transforms.Resize(256, way, antialias=True),
-        transforms.CenterCrop(224),
-        transforms.ToTensor(),
-        transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
-      ]
-    )
-    preprocess = Preprocess((224, 224), 3, shorter=256, **family.preprocess)
-    expected = theirs(photograph).numpy().transpose(1, 2, 0)
-    np.testing.assert_allclose(preprocess([photograph])[0], expected, atol=1e-5)
 
 
 # Image towers of timm's: their names there, how they pool, and the layer behind.

@@ -80,6 +80,14 @@ def save_with_heads(peer, folder: pathlib.Path, name: str) -> None:
   path.write_text(json.dumps(values))
 
 
+def told(folder: pathlib.Path, **arguments) -> None:
+  """Adds model_args to a folder."""
+  path = folder / 'config.json'
+  values = json.loads(path.read_text())
+  values['model_args'] = values.get('model_args', {}) | arguments
+  path.write_text(json.dumps(values))
+
+
 def logits_of(peer, images: np.ndarray) -> np.ndarray:
   with torch.no_grad():
     return peer(to_torch(images)).numpy()
@@ -148,13 +156,6 @@ def test_size_that_a_model_is_evaluated_at_is_said_where_it_is_not_its_own(name,
   np.testing.assert_allclose(ours(images), logits_of(peer.eval(), images), atol=1e-4, rtol=1e-4)
 
 
-def told(folder: pathlib.Path, **arguments) -> None:
-  path = folder / 'config.json'
-  values = json.loads(path.read_text())
-  values['model_args'] = values.get('model_args', {}) | arguments
-  path.write_text(json.dumps(values))
-
-
 @pytest.mark.parametrize('name', ['gmixer_12_224', 'gmlp_ti16_224', 'resmlp_12_224', 'mixer_s32_224'])
 def test_mixers_for_images_of_another_size_are_written_for_timm(name, tmp_path):
   peer = randomise(timm.create_model(name, img_size=64, num_classes=5), 0)
@@ -178,10 +179,7 @@ def test_mixers_for_images_of_another_size_are_written_for_timm(name, tmp_path):
 def test_norm_that_a_config_names_is_timms_or_refused(norm, tmp_path):
   peer = randomise(timm.create_model('vit_base_patch16_224', **SIZES, norm_layer=norm), seed=0)
   save(peer, tmp_path)
-  path = tmp_path / 'config.json'
-  values = json.loads(path.read_text())
-  values['model_args']['norm_layer'] = norm
-  path.write_text(json.dumps(values))
+  told(tmp_path, norm_layer=norm)
   if norm.startswith('simple'):
     with pytest.raises(UserError, match=f"it has norm_layer '{norm}', and vit_jax has layernorm"):
       read(tmp_path)

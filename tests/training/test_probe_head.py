@@ -185,10 +185,8 @@ def test_of_data_with_no_split_but_train_a_tenth_is_held_out(recipe, tmp_path):
   held = sources.open_source(config.data.source, evaluator.split, data=config.data)
   assert evaluator.split == 'val' and len(held) == 4
   assert not {held[number].name for number in range(4)} & set(_names(config.data))
-  config = recipes.chosen_finetuning(
-    f'b16,folder:{tmp_path}:train[:90%]{recipe}'
-  )  # the rest is named by an option
-  assert config.data.fold is None
+  config = recipes.chosen_finetuning(f'b16,folder:{tmp_path}:train[:90%]{recipe}')
+  assert config.data.fold is None  # the rest is named by an option
 
 
 def test_absurd_number_of_epochs_is_said_with_the_remedy():

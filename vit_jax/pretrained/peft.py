@@ -113,7 +113,7 @@ def applied(base: Pretrained, folder: str | os.PathLike[str]) -> Pretrained:
       tensors, names = _tensors(rules, base)
       absent = wanted - names.keys()
       missing = min(missing, absent, key=len)
-      if wanted <= names.keys():
+      if not absent:
         for module, own in adapters.items():
           name = names[f'{module}.weight']
           tensors[name] = _merged(

@@ -83,7 +83,7 @@ class TimmFormat(FolderFormat):
     pool = timm_config.global_pool(values, Defaults.pool(name, shapes))
     model, defaults = _model(shapes, name, arguments, pool)
     model = with_told(values.path.parent, model, options.told)
-    image_size, notes = _image_size(shapes, arguments, published, model)
+    image_size, notes = _image_size(shapes, arguments, published, model, options.image_size)
     model = dataclasses.replace(model, cut_images=any(side % model.patch_pixels for side in image_size))
     if model.cut_images and arguments.flag('dynamic_img_pad', False):
       raise UnknownModelError('it pads images that its patches do not divide (dynamic_img_pad)')
@@ -96,14 +96,6 @@ class TimmFormat(FolderFormat):
       )
     if not alone and 'global_pool' not in values and 'global_pool' not in arguments:
       notes += (f'{values.path} does not say how the model pools (global_pool): {pool!r} is taken.',)
-    fixed = published.flag('fixed_input_size', False) and not arguments.flag('dynamic_img_size', False)
-    evaluated = timm_config.image_size(published) or image_size
-    if not fixed and evaluated != image_size and options.image_size is None:
-      notes += (
-        f'{values.path} has a model for {image_size[0]} x {image_size[1]} and evaluates it with images of '
-        f'{evaluated[0]} x {evaluated[1]} (pretrained_cfg): images are prepared for the former; '
-        f'image_size={evaluated} resizes the model.',
-      )
     grid = model.grid(image_size)
     if defaults.rotary == 'rotary' and arguments.sides('ref_feat_shape', grid) != grid:
       raise UnknownModelError(
@@ -307,12 +299,23 @@ def _pool(theirs: str, include: bool, shapes: Shapes, registers: int) -> Pooling
 
 
 def _image_size(
-  shapes: Shapes, arguments: JsonObject, published: JsonObject, model: ViTConfig
+  shapes: Shapes,
+  arguments: JsonObject,
+  published: JsonObject,
+  model: ViTConfig,
+  asked: tuple[int, int] | None,
 ) -> tuple[tuple[int, int], tuple[str, ...]]:
-  """Height and width, and a sentence where they are guessed."""
-  if 'img_size' in arguments:
-    return arguments.sides('img_size'), ()
+  """Height and width, and a sentence where they are guessed, or timm shows the model others and none are `asked`."""
   size = timm_config.image_size(published)
+  if 'img_size' in arguments:
+    own = arguments.sides('img_size')
+    fixed = published.flag('fixed_input_size', False) and not arguments.flag('dynamic_img_size', False)
+    if size in (None, own) or fixed or asked is not None:
+      return own, ()
+    return own, (
+      f'{published.path} has a model for {own[0]} x {own[1]} and evaluates it with images of {size[0]} x {size[1]} '
+      f'(pretrained_cfg): images are prepared for the former; image_size={size} resizes the model.',
+    )
   if size is not None:
     return size, ()
   table = next((shapes[name] for name in shapes if name.endswith('relative_position_bias_table')), None)

@@ -214,10 +214,11 @@ def _rotary(model: ViTConfig, arguments: dict[str, Any], grid: tuple[int, int], 
     raise Unfit(f'with rotary positions it has no pool {model.pool!r}')
   if (model.pool == 'gap' and model.has_class_token) or model.distillation_token or model.patch_norm:
     raise Unfit('with rotary positions it has no mean with the class token, distillation token or patch_norm')
-  stretched = model.position.endswith(('rotary_eva', 'rotary_pe'))
-  side = model.rotary_grid or grid[0]
-  if stretched and model.rotary_grid is None and grid[0] != grid[1]:
-    raise Unfit('it stretches rotary positions of oblong images to a square')
+  if model.position.endswith(('rotary_eva', 'rotary_pe')):
+    if model.rotary_grid is None and grid[0] != grid[1]:
+      raise Unfit('it stretches rotary positions of oblong images to a square')
+    side = model.rotary_grid or grid[0]
+    arguments['ref_feat_shape'] = [side, side]
   arguments |= {
     'attn_pool_mlp_ratio': timm_config.ratio(model.pool_mlp_dim or model.sizes.mlp_dim, model.sizes.width),
     'attn_pool_num_heads': model.pool_heads or model.sizes.heads,
@@ -233,8 +234,6 @@ def _rotary(model: ViTConfig, arguments: dict[str, Any], grid: tuple[int, int], 
     'use_post_transformer_norm': model.final_norm == 'tokens',
     'use_pre_transformer_norm': model.pre_norm,
   }
-  if stretched:
-    arguments['ref_feat_shape'] = [side, side]
   return _ROTARY[model.position.removeprefix('learned+')]
 
 

@@ -24,6 +24,7 @@ class TimmFolder(FolderFormat):
   first_conv: ClassVar[str]  # timm's name of the layer that meets the image
   classifier: ClassVar[str]  # likewise of the head
   known: ClassVar[tuple[str, ...]] = ()  # model_args that are read, beside those that tensors tell
+  one_size: ClassVar[bool] = False  # whether a model takes images of one size only, which a folder then names
   epsilon: ClassVar[float | None] = None  # of timm's norms; None: model_args have a place for it
 
   @abc.abstractmethod
@@ -66,6 +67,9 @@ class TimmFolder(FolderFormat):
     name, features, arguments = self.named(model)
     arguments |= {'in_chans': architecture.channels}
     published, notes = timm_config.written(pretrained, first_conv=self.first_conv, classifier=self.classifier)
+    if self.one_size:
+      arguments['img_size'] = list(architecture.image_size)
+      published['fixed_input_size'] = True
     rules = self.rules(architecture)
     return Export(
       rules=rules,

@@ -5,12 +5,11 @@ from typing import Any
 
 from vit_jax.models.base import Architecture
 from vit_jax.models.mixer import MixerConfig
-from vit_jax.pretrained.base import Pretrained
 from vit_jax.pretrained.huggingface import Unfit
 from vit_jax.pretrained.json_values import JsonObject
 from vit_jax.pretrained.timm_folder import TimmFolder
 from vit_jax.pretrained.timm_names import Shapes, depth_of, shape_of
-from vit_jax.pretrained.torch_names import Export, Rule, layer, norm
+from vit_jax.pretrained.torch_names import Rule, layer, norm
 
 # What comes before the size of timm's name, by token_mixing and mlp.
 _KINDS = {
@@ -48,6 +47,7 @@ class TimmMixerFormat(TimmFolder):
   tellable = frozenset({'activation', 'norm_epsilon'})
   names, model = 'g?mixer_|resmlp_|gmlp_', MixerConfig
   first_conv, classifier = 'stem.proj', 'head'
+  one_size = True
   epsilon = 1e-6
 
   def model_of(self, values: JsonObject, shapes: Shapes) -> tuple[MixerConfig, int]:
@@ -91,19 +91,14 @@ class TimmMixerFormat(TimmFolder):
     found += _mlp(model, 'channel')
     return (*found, *(layer('head', 'head') if architecture.num_classes else ()))
 
-  def export(self, pretrained: Pretrained) -> Export:
-    export = super().export(pretrained)
-    export.config['model_args']['img_size'] = list(pretrained.architecture.image_size)
-    export.config['pretrained_cfg']['fixed_input_size'] = True
-    return export
-
   def named(self, model: MixerConfig) -> tuple[str, int, dict[str, Any]]:
     sizes, kind = model.sizes, _KINDS.get((model.token_mixing, model.mlp), '')
     name = _NAMES.get((kind, sizes.patch, sizes.width, sizes.depth))
     usual = ('affine', True) if kind == 'resmlp' else ('layer_norm', False)
-    hidden = _HIDDEN.get(kind, 0) * sizes.width, sizes.width // 2 if model.token_mixing == 'mlp' else None
-    own = sizes.mlp_dim, sizes.tokens_mlp_dim if model.token_mixing == 'mlp' else None
-    if name is None or own != hidden or (model.norm, model.layer_scale is not None) != usual:
+    mlps = sizes.mlp_dim == _HIDDEN.get(kind, 0) * sizes.width
+    if model.token_mixing == 'mlp':
+      mlps &= sizes.tokens_mlp_dim == sizes.width // 2
+    if name is None or not mlps or (model.norm, model.layer_scale is not None) != usual:
       raise Unfit('it has the published sizes and parts only')
     if model.activation != ('silu' if kind == 'gmixer' else 'gelu'):
       raise Unfit(f'it has no activation {model.activation!r} in such blocks')

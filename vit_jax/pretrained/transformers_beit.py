@@ -86,20 +86,20 @@ class BeitFormat(TransformersFormat):
     return family.rules + (tuple(relative(model, grid, _OF_BLOCK)) if model.position == 'relative' else ())
 
   def derived(self, files: TensorFiles, prefix: str, architecture: Architecture) -> dict[str, Derived]:
-    """The table that all blocks share, as one of each."""
+    """The tables of the blocks, or the one that all share, as transformers reads them."""
     shared = f'{prefix}encoder.{_TABLE}'
-    own = {prefix + _OF_BLOCK.format(block) for block in range(architecture.model.num_layers)}
-    grid = architecture.model.grid(architecture.image_size)
-    compute = functools.partial(_as_transformers, grid) if grid[0] != grid[1] else lambda table: table
-    if shared in files.shapes:
-      return {name: Derived(files.shapes[shared], (shared,), compute) for name in own}
-    if grid[0] == grid[1]:
-      return {}
-    return {name: Derived(files.shapes[name], (name,), compute) for name in own if name in files.shapes}
+    own = [prefix + _OF_BLOCK.format(block) for block in range(architecture.model.num_layers)]
+    sources = {name: shared if shared in files.shapes else name for name in own}
+    compute = functools.partial(_as_transformers, architecture.model.grid(architecture.image_size))
+    return {
+      name: Derived(files.shapes[source], (source,), compute)
+      for name, source in sources.items()
+      if source in files.shapes
+    }
 
 
 def _as_transformers(grid: Grid, table: np.ndarray) -> np.ndarray:
-  """A table of oblong images as transformers reads it: with rows and columns mixed up, resized to the right ones."""
+  """A table (offsets, heads) as it is read: of oblong images rows and columns mixed up, resized to the right ones."""
   rows, columns = 2 * grid[0] - 1, 2 * grid[1] - 1
   cells = position_resize.resize(table[: rows * columns], (columns, rows), (rows, columns), 'bilinear')
   return np.concatenate([cells, table[rows * columns :]])

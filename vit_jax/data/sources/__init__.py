@@ -179,8 +179,8 @@ def was_trained_on(spec: str, split: str, trained: DataConfig) -> bool:
 
 def have_in_common(spec: str, one: str, other: str) -> bool:
   """Whether two splits of a source have images in common, as far as is known without their sizes."""
-  kind, place, _ = parse(spec, '')
-  return _have_in_common(SOURCES[kind], (place, one), (place, other))
+  source = SOURCES[parse(spec, '')[0]]
+  return _overlap(source.usual(one), source.usual(other))
 
 
 def _have_in_common(source: type[NamedSource], one: tuple[str, str], other: tuple[str, str]) -> bool:

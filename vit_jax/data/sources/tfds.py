@@ -301,11 +301,8 @@ def builder_of(name: str) -> tfds.core.DatasetBuilder:
   except tfds.core.DatasetNotFoundError:
     is_prepared, builder = False, None
   except Exception as error:  # TFDS reads JSON and protocol buffers here; it names no types
-    here = os.path.isdir(os.path.expanduser(name))
-    remedy = (
-      f'to read the folder of that name here, write tfds:./{name}' if here else 'check its name and config'
-    )
-    raise UserError(f'tfds:{name} cannot be opened ({first_line(error)[:500]}); {remedy}.') from error
+    remedy = _folder_of_that_name(name) or 'check its name and config.'
+    raise UserError(f'tfds:{name} cannot be opened ({first_line(error)[:500]}); {remedy}') from error
   if builder is None or not is_prepared:
     remedy = _remedy(name, data_dir, same, prepared, is_known=builder is not None)
     raise UserError(f'There is no tfds:{name} in {data_dir} (TFDS_DATA_DIR says where); {remedy}')
@@ -360,6 +357,12 @@ def _plain(name: str) -> str:
   return name.replace('_', '').lower()
 
 
+def _folder_of_that_name(name: str) -> str:
+  """How to read the folder that a name would be; '': there is none."""
+  here = os.path.isdir(os.path.expanduser(name))
+  return f'to read the folder of that name here, write tfds:./{name}.' if here else ''
+
+
 def _remedy(name: str, data_dir: str, same: Sequence[str], prepared: Sequence[str], *, is_known: bool) -> str:
   """What to do where a data set is not prepared.
 
@@ -369,8 +372,8 @@ def _remedy(name: str, data_dir: str, same: Sequence[str], prepared: Sequence[st
     return f'prepared there: {", ".join(":".join(path.rsplit("/", 1)) for path in same)}.'
   if advice := missing_data.advice(name):
     return f'{advice}.'
-  if os.path.isdir(os.path.expanduser(name)):
-    return f'to read the folder of that name here, write tfds:./{name}.'
+  if folder := _folder_of_that_name(name):
+    return folder
   if is_known:
     return (
       f'prepare it, where TensorFlow is installed, with: tfds build {name} --file_format=array_record '
